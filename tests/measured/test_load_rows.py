@@ -97,6 +97,18 @@ def test_times_of_the_server_have_nothing_of_the_client(tmp_path: Path) -> None:
     assert measured - within == pytest.approx(0.02)
 
 
+def test_requests_that_come_at_once_wait_for_the_api_server_to_prepare_them_all(tmp_path: Path) -> None:
+    """Notes say what an API server takes for a request: 100 at once wait for 100 of it, one at a time for its own."""
+    once, apart = "ttft|1|s||inf|num_requests=100; lengths=fixed", "ttft|0.04|s||0.5|num_requests=100; lengths=fixed"
+    rate = "request_throughput|5|1/s||inf|num_requests=100; lengths=fixed"
+    each = "; api_server_seconds=0.01"
+    path = rows(tmp_path, once, once + each, apart, apart + each, rate, rate + each)
+    burst, waited, alone, prepared, served, held_up = predicted(path)
+    assert waited - burst == pytest.approx(100 * 0.01)
+    assert prepared - alone == pytest.approx(0.01)
+    assert 100 / held_up - 100 / served == pytest.approx(100 * 0.01)
+
+
 def test_constant_arrivals_of_inference_perf_are_drawn(tmp_path: Path) -> None:
     """What inference-perf calls constant has exponential gaps: tails are those of Poisson, and the reason is said."""
     line = "request_latency_p99|1|s||20|lengths=fixed; num_requests=1000"

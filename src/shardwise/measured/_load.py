@@ -319,6 +319,7 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
     metric, quantile = metric_of(record)
     if not report.requests:
         raise refuse("model", record.text("model"), "does not fit with one request of the run")
+    prepared = _prepared_seconds(record, report)
     if not quantile:
         rate, prompts = report.output_tokens_per_second, sum(r.input_tokens for r in report.requests)
         value = {
@@ -327,13 +328,16 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
             "request_throughput": report.requests_per_second,
             "total_tokens_per_second": rate + prompts / report.span_seconds,
         }[metric]
+        value *= report.span_seconds / (report.span_seconds + prepared)
     else:
         # A full cache bounds what is served; latencies are those of whoever waits for it.
         if report.workload.arrivals.kind == "closed":
             _check_cache(report)
         value = report.latencies[metric][quantile]
-        if metric in ("ttft", "e2e") and "server-side" not in record.text("notes"):
-            value += _client_seconds(record, report.workload.input_tokens.mean)
+        if metric in ("ttft", "e2e"):
+            value += prepared
+            if "server-side" not in record.text("notes"):
+                value += _client_seconds(record, report.workload.input_tokens.mean)
     known, parts = report.conditions(quantile), _parts(report, metric, quantile)
     headline = next(iter(parts), "") if len(parts) < 2 else f"load.{metric}_seconds"
     return Prediction(
@@ -346,6 +350,16 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
         # Of tails one counts: the farthest.
         conditions=known if headline and quantile not in ("p90", "p95") else None,
     )
+
+
+def _prepared_seconds(record: Record, report: ServeReport) -> float:
+    """Return the seconds of a row's API server before a request reaches the engine, none where the notes say nothing.
+
+    One process prepares the requests one after another. Of those that come at once it prepares all before it hands any
+    over: each waits for all of them.
+    """
+    each = record.noted("api_server_seconds")
+    return each * (len(report.requests) if report.workload.arrivals.kind == "burst" else 1)
 
 
 def _client_seconds(record: Record, tokens: float) -> float:
