@@ -136,7 +136,7 @@ def test_trl_beside_deepspeed_keeps_its_head_in_tiles(tmp_path: Path) -> None:
     plain, tuned = (case_of(f"{TRL}deepspeed: ds.json\n{more}", tmp_path, 8) for more in ("", "use_peft: true\n"))
     assert (plain.stack.name, plain.stack.loss_kernel) == ("deepspeed", "fused-lm-head")
     kinds: list[Any] = [one.stack.checkpoint_reenters for one in (plain, tuned)]
-    assert kinds == ["", "always"]
+    assert kinds == ["zero3 adapters", "always"]
 
 
 def test_trainers_beside_deepspeed_keep_their_checkpoints(tmp_path: Path) -> None:

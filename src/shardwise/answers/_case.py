@@ -238,16 +238,20 @@ def make_settings(inputs: Inputs) -> Settings:
 
 def make_stack(inputs: Inputs, default: str = "", cluster: Cluster | None = None) -> Stack | None:
     """Return the framework, by default the devices' or the sharding's own, or None with the problem recorded."""
-    from shardwise.plans import find_stack
+    from shardwise.plans import find_stack, sharding_stack
 
-    if inputs.imported is not None and not {"stack", "sharding"} & inputs.values.keys():
-        return replace(inputs.imported.stack, settings=make_settings(inputs))
+    given = inputs.values.get("sharding", ())
+    shardings = (given,) if isinstance(given, str) else tuple(given)
+    if inputs.imported is not None and "stack" not in inputs.values:
+        own = sharding_stack(inputs.imported.stack, *shardings)
+        if all(word in own.runs.sharding for word in shardings):
+            return replace(own, settings=make_settings(inputs))
     try:
         word = cast(str, inputs.get("stack", default) or usual_stack(inputs, cluster))
         stack = find_stack(word)
         if stack.name != word:
             inputs.notes.append(f"stack {word} taken as {stack.name}")
-        return replace(stack, settings=make_settings(inputs))
+        return replace(sharding_stack(stack, *shardings), settings=make_settings(inputs))
     except InputError as error:
         inputs.merge(error)
         inputs.bad.add("stack")
@@ -290,7 +294,8 @@ def with_precision(inputs: Inputs, cluster: Cluster, stack: Stack, job: Training
 
     rates, usual = cluster.device.matrix_flops, find_precision(job.precision or stack.precision).compute
     if not job.precision and usual == "bf16" and usual not in rates and "fp16" in rates:
-        known = [name for name in ("amp-fp16", "fp16", "fp16-grads16") if name in stack.runs.precision]
+        alike = (job.precision or stack.precision).replace("bf16", "fp16")
+        known = [name for name in (alike, "amp-fp16", "fp16", "fp16-grads16") if name in stack.runs.precision]
         inputs.notes.append(f"precision {(*known, 'fp16')[0]}: not given, and {cluster.device.name} has no bf16")
         return replace(job, precision=(*known, "fp16")[0])
     check_precision(inputs, cluster, job.precision or stack.precision)

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwise.formats._imported import Imported, Keys
 from shardwise.models import Model
-from shardwise.plans import Stack, find_stack
+from shardwise.plans import Stack, find_stack, patched
 from shardwise.records import replace
 
 
@@ -66,13 +66,9 @@ def attention_words(stack: Stack, usual: Stack) -> dict[str, Any]:
     return {"attn_implementation": "sdpa"} if of_pytorch else {}
 
 
-_OWN = ("loss", "checkpoint_reenters", "adapter_kernels", "adapts_experts")
-"""What a trainer patches into the model, which DeepSpeed wraps as it comes."""
-
-
 def under_deepspeed(launched: Imported | None, trainer: Stack) -> Stack:
     """Return the stack of a trainer, or DeepSpeed's with what the trainer does to the model."""
-    return trainer if launched is None else replace(launched.stack, **{name: getattr(trainer, name) for name in _OWN})
+    return trainer if launched is None else patched(launched.stack, trainer)
 
 
 def reentrance_words(stack: Stack, usual: Stack) -> dict[str, Any]:

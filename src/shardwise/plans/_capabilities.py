@@ -90,6 +90,8 @@ class Capabilities:
     """Ranks can fill the fastest domain in other ways than an order does."""
     precision: tuple[str, ...]
     optimizer: tuple[str, ...]
+    client_optimizer: tuple[str, ...]
+    """Those that a trainer hands it beside its own."""
     adapters: bool
     """It trains adapters beside frozen weights."""
     methods: tuple[str, ...]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from shardwise.plans._capabilities import refusals
 from shardwise.plans._plan import Plan, alike
-from shardwise.plans._stack import find_stack, stack_table
+from shardwise.plans._stack import Stack, find_stack, stack_table
 from shardwise.records import replace
 
 
@@ -66,6 +66,38 @@ def _bringing(sharding: str, schedule: str, replicas: bool) -> tuple[tuple[str, 
     own = [name for name in brought if sharding in table[name]["brought"]]
     timed = [name for name, row in table.items() if schedule in row.get("brought_schedules", ())]
     return (*first, *own, *brought), tuple(timed)
+
+
+_OF_TRAINERS = (
+    *("loss", "loss_brings_layers", "attention_kernel", "leaves_groups", "repeats_kv", "library", "experts_loop"),
+    *("narrow_experts", "adapter_kernels", "adapts_experts", "leaves_expert_dropout", "reference", "uncounted"),
+    *("checkpoint_reenters", "checkpoint_stops_early", "usual_recompute", "usual_narrow_recompute"),
+)
+"""What a trainer does to the model, whatever shards it."""
+
+
+def patched(engine: Stack, trainer: Stack) -> Stack:
+    """Return the stack of what shards a model with what a trainer does to that."""
+    runs = replace(engine.runs, optimizer=(*engine.runs.optimizer, *engine.runs.client_optimizer))
+    return replace(engine, runs=runs, **{name: getattr(trainer, name) for name in _OF_TRAINERS})
+
+
+def sharding_stack(stack: Stack | str, *shardings: str) -> Stack:
+    """Return what runs plans of some shardings: a trainer itself, or DeepSpeed where all are ZeRO's of its own.
+
+    >>> [sharding_stack(name, "zero3").name for name in ("trl", "axolotl", "unsloth", "megatron")]
+    ['trl', 'axolotl', 'unsloth', 'megatron']
+    >>> [sharding_stack("trl", word).precision for word in ("fsdp", "zero2")], sharding_stack("trl", "zero2").loss
+    (['amp-bf16', 'bf16-grads16'], 'fused-lm-head')
+    """
+    stack = find_stack(stack) if isinstance(stack, str) else stack
+    if not stack.zero_by or not shardings or any(word in stack.runs.sharding for word in shardings):
+        return stack
+    engine = find_stack(stack.zero_by)
+    if not all(word in engine.runs.sharding for word in shardings):
+        return stack
+    title = f"{stack.title}, sharded by {engine.name}"
+    return replace(patched(engine, stack), name=stack.name, title=title, settings=stack.settings)
 
 
 def fine_tuners() -> tuple[str, ...]:

@@ -32,6 +32,8 @@ class Stack:
 
     name: str
     title: str
+    zero_by: str
+    """The framework that a trainer hands its model to where ZeRO shards it ("": none)."""
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()
     """What its user set."""
@@ -104,7 +106,7 @@ class Stack:
     """The output of attention is copied when its heads are merged."""
     checkpoint_stops_early: bool
     """Recompute ends at the last saved tensor."""
-    checkpoint_reenters: Literal["", "always", "sft", "but fsdp", "but replicas"]
+    checkpoint_reenters: Literal["", "always", "sft", "but fsdp", "but replicas", "zero3 adapters"]
     """Where the whole unit of a checkpoint runs again all the same (`TrainingCase.reenters`)."""
     checkpoint_prunes: bool
     """What no gradient reads is not run again, as compilers see."""

@@ -15,7 +15,7 @@ from shardwise.errors import Problems
 from shardwise.field_types import typed
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans import Plan, Training, sharding_stack
 from shardwise.records import dataclass, replace
 from shardwise.search._batch import FrontPlan, PlanBatch, PlanKey, RankedPlan, grid_of, plan_of
 from shardwise.search._columns import check_degrees
@@ -360,7 +360,7 @@ def work_of(
         model=with_values(model, job),
         cluster=clusters[0],
         job=job,
-        stack=find_stack(options.stack) if isinstance(options.stack, str) else options.stack,
+        stack=sharding_stack(options.stack, *space.sharding),
         plan=Plan(sequence_parallel=False),
         efficiencies=options.efficiencies,
         overlap=options.overlap,

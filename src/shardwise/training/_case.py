@@ -130,12 +130,16 @@ class TrainingCase:
         """Whether checkpoints are reentrant (torch.utils.checkpoint, use_reentrant) and run all of their unit again.
 
         Of axolotl those of supervised fine-tuning are, but on the host; of LLaMA-Factory all but under FSDP, there
-        those on the host too; of ms-swift all but those of replicas on several devices.
+        those on the host too; of ms-swift all but those of replicas on several devices; of TRL those of adapters under
+        ZeRO-3.
         """
         where, hosted = self.stack.checkpoint_reenters, "activations" in self.plan.offload
         if where == "sft":
             return self.job.method == "sft" and not hosted
-        fsdp = self.plan.sharding_rules.weights and not hosted
+        weights, zero = self.plan.sharding_rules.weights, self.stack.flattens_gradients
+        if where == "zero3 adapters":
+            return weights and zero and bool(self.job.adapter)
+        fsdp = weights and not zero and not hosted
         replicas = not self.plan.sharding_rules.shards and self.cluster.num_devices > 1
         return bool(where) and not {"but fsdp": fsdp, "but replicas": replicas}.get(where, False)
 

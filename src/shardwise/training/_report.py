@@ -13,7 +13,7 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
 from shardwise.models import Model
 from shardwise.notebook import Card
-from shardwise.plans import Plan, Stack, Training, default_stack, filling, find_stack
+from shardwise.plans import Plan, Stack, Training, default_stack, filling, sharding_stack
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass, replace
 from shardwise.training import _headlines
@@ -369,7 +369,7 @@ def train(
     """
     options = options or TrainingOptions()
     own = options.stack or default_stack(filling(plan, cluster.num_devices), job.adapter, job.method)
-    stack = find_stack(own) if isinstance(own, str) else own
+    stack = sharding_stack(own, plan.sharding)
     if plan.recompute == "auto":
         options = replace(options, stack=stack)
         least = least_recompute(plan, model, stack, lambda p: train(model, cluster, p, job, options))
