@@ -56,7 +56,9 @@ def test_more_layers_on_the_device_are_faster_and_move_bytes(layers: int, batch:
     assert more.tpot_seconds < few.tpot_seconds and more.ttft_seconds < few.ttft_seconds
     for report in (few, more):
         held = [report.memory] if report.on_host is None else [*report.on_devices, report.on_host]
-        assert sum(one.weights for one in held) == pytest.approx(whole.weights_bytes_per_gpu)
+        assert sum(one.weights + one.tables for one in held) == pytest.approx(
+            whole.memory.weights + whole.memory.tables
+        )
         assert sum(one.kv_cache for one in held) == pytest.approx(whole.kv_cache_bytes_per_gpu)
     assert more.weights_bytes_per_gpu > few.weights_bytes_per_gpu
 
@@ -71,7 +73,8 @@ def test_experts_on_the_host_move_their_weights_alone(layers: int) -> None:
     assert more.kv_cache_bytes_per_gpu == few.kv_cache_bytes_per_gpu
     assert more.tpot_seconds > few.tpot_seconds and more.ttft_seconds > few.ttft_seconds
     assert more.on_host is not None
-    assert more.on_host.weights + more.weights_bytes_per_gpu == pytest.approx(ask(**job).weights_bytes_per_gpu)
+    whole = ask(**job).memory
+    assert more.on_host.weights + more.weights_bytes_per_gpu == pytest.approx(whole.weights + whole.tables)
 
 
 def test_the_head_goes_to_the_device_before_any_layer() -> None:

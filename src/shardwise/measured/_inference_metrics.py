@@ -30,7 +30,7 @@ def checkpoint(record: Record, report: InferReport) -> float:
     """Return bytes of all weights, a tied table counted once."""
     if report.plan.num_devices != 1:
         raise refuse("num_gpus", report.plan.num_devices, "a checkpoint is counted whole")
-    return float(report.weights_bytes_per_gpu)
+    return float(report.weights_bytes_per_gpu + report.memory.tables)
 
 
 def peak(record: Record, report: InferReport) -> float:

@@ -19,6 +19,7 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._engine_memory import pool_notes
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format, recipe_of
+from shardwise.serving._gguf import mixed
 from shardwise.serving._jobs import job_problems
 from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
@@ -305,6 +306,7 @@ def _stated(case: ServingCase) -> list[str]:
     if job.speculative_method:
         made = tokens_per_step(job)
         notes.append(f"{job.speculative_method}: {job.num_speculative_tokens} guesses and {made:.3g} tokens a step")
+    notes += ["tables of embeddings are in the host's memory"] * engine.memory.tables_apart(case.cluster.device)
     notes += ["multi-token-prediction layers are not loaded"] * bool(case.model.mtp and job.speculative_method != "mtp")
     if case.model.max_context and job.total_tokens > case.model.max_context:
         notes.append(f"{job.total_tokens} tokens exceed the trained context of {case.model.max_context}")
@@ -337,12 +339,10 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
         element = cache_bytes(question.job.kv_cache or ("fp32" if form.bits == 32 else "bf16"))
     problems.items += speculation_problems(question.job, question.model).items
     problems.items += engine.refused_formats(form.name, question.job.kv_cache, question.cluster.device).items
-    draft = None
-    with problems.collect():
-        draft = draft_of(question.job, question.model) if not problems.items else None
     problems.raise_if_any()
-    if form.scope == "experts":
-        form = engine.quantisation.experts_of(form, family_of(question.cluster.device))
+    draft = draft_of(question.job, question.model)
+    family = family_of(question.cluster.device)
+    form = engine.quantisation.experts_of(form, family) if form.scope == "experts" else mixed(form, question.model)
     host = _host_case(question, engine)
     model = question.model.whole_context() if engine.attention.ignores_windows else question.model
     if model != question.model:

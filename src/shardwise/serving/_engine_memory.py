@@ -56,6 +56,8 @@ class EngineMemory:
     """Vendors of devices (a pattern) that it captures graphs on."""
     loads_towers: bool = False
     """Towers of images and sound are on its first stage, in 16 bits, split over the tensor-parallel ranks."""
+    tables_on_host: bool = False
+    """Tables of embeddings stay with the host of a device that has memory of its own."""
     static_buffers: bool = False
     """All buffers of a pass exist at once."""
     tied_head_copied: bool = False
@@ -219,6 +221,10 @@ class EngineMemory:
         """
         rows = self.expert_workspaces
         return next((kept for on, of, kept in rows if re.fullmatch(on, family) and re.fullmatch(of, weights)), "")
+
+    def tables_apart(self, device: Device) -> bool:
+        """Return whether tables of embeddings are in the memory of the host, which a device's own is apart from."""
+        return self.tables_on_host and device.knows("host_bytes_per_second")
 
     def captures(self, device: Device) -> bool:
         """Return whether it sets memory aside for graphs that it captures on a device."""

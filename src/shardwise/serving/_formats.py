@@ -21,9 +21,8 @@ class WeightFormat:
 
     `scope` says which weights take it: "linear" every linear layer but router and head, "feed-forward" those between
     attentions, "experts" the routed experts, "all" everything. The rest stays in `rest_bits`. Where tensors differ,
-    `bits` is the mean of a whole model, and `layer_bits`, `table_bits` and `head_bits` those of the layers' matrices,
-    the embedding and the head. `expert_pads` are multiples that an engine pads experts to: inner and outer side of the
-    first GEMMs, then of the second.
+    `bits` is the mean of a whole model, and `tensor_bits` those of each (`tensor_key`). `expert_pads` are multiples
+    that an engine pads experts to: inner and outer side of the first GEMMs, then of the second.
     """
 
     name: str
@@ -34,9 +33,7 @@ class WeightFormat:
     compute: str = ""
     source: str = ""
     rest_bits: float = 16.0
-    layer_bits: float = 0.0
-    table_bits: float = 0.0
-    head_bits: float = 0.0
+    tensor_bits: tuple[tuple[tuple[str, ...], float], ...] = ()
     expert_pads: tuple[int, ...] = ()
     parts: tuple[tuple[str, WeightFormat], ...] = ()
     """Parts of the model with a format of their own (`part_of`): "nvfp4+attention=bf16+shared=fp8" by name."""
@@ -89,8 +86,8 @@ class WeightFormat:
 
     def element_bytes(self, weight: Weight[Any]) -> float:
         """Return bytes of one element of a weight."""
-        if self.layer_bits and weight.kind != "vector":
-            return {"embedding": self.table_bits, "head": self.head_bits}.get(weight.kind, self.layer_bits) / 8
+        if self.tensor_bits:
+            return dict(self.tensor_bits).get(tensor_key(weight), self.bits) / 8
         own = self.of(weight)
         return own.bytes if own else max(self.rest_bits / 8, 4.0 if self.bits == 32 else 0.0)
 
@@ -113,8 +110,15 @@ def part_of(weight: Weight[Any]) -> str:
 _FEED_FORWARD = ("up", "down", "feed_forward", "router")
 
 
+def tensor_key(weight: Weight[Any]) -> tuple[str, ...]:
+    """Return what tells a weight's tensors in a file from others of the model."""
+    # Training's operators name no modules but shared experts: the key is the same for both.
+    return weight.kind, weight.role, "experts" if weight.expert else "shared" * (weight.module == "shared")
+
+
 @cache
-def _table() -> dict[str, Any]:
+def format_tables() -> dict[str, Any]:
+    """Return the tables of weight formats."""
     return own_table(__file__, "quantization.toml")
 
 
@@ -124,7 +128,7 @@ def format_names(spellings: bool = True) -> tuple[str, ...]:
     >>> "int4" in format_names()
     True
     """
-    return (*_table()["formats"], *(_table()["aliases"] if spellings else ()))
+    return (*format_tables()["formats"], *(format_tables()["aliases"] if spellings else ()))
 
 
 def find_format(name: str, field: str = "weights") -> WeightFormat:
@@ -177,7 +181,7 @@ def recipe_of(form: WeightFormat, model: Model) -> tuple[WeightFormat, str]:
     >>> recipe_of(find_format("nvfp4"), Model.load("deepseek-v3"))[0].name
     'nvfp4+attention=bf16+mtp=bf16'
     """
-    for one in _table()["kept"]:
+    for one in format_tables()["kept"]:
         if form.name == one["format"] and model.has_experts and model.family in one["families"]:
             return with_parts(form, one["parts"]), one["source"]
     return form, ""
@@ -186,7 +190,7 @@ def recipe_of(form: WeightFormat, model: Model) -> tuple[WeightFormat, str]:
 def _plain(name: str, field: str) -> WeightFormat:
     if name in DTYPES:
         return _preset(name)
-    table = _table()
+    table = format_tables()
     key = table["aliases"].get(name, name)
     if key not in table["formats"]:
         close = near(name, format_names(), 3, 0.4) or format_names()
@@ -215,13 +219,13 @@ def checkpoint_format(quantization: str) -> WeightFormat:
     >>> checkpoint_format("awq-int4").name, checkpoint_format("").name
     ('int4', 'bf16')
     """
-    known = _table()["checkpoints"]
+    known = format_tables()["checkpoints"]
     method, plus, parts = quantization.partition("+")
     if not quantization:
         return find_format("bf16")
     if method not in known or "different" in parts:
         rule = f"the checkpoint's quantization {quantization!r} is not known"
-        raise InputError([Problem("weights", "", rule, "state one of " + ", ".join(_table()["formats"]))])
+        raise InputError([Problem("weights", "", rule, "state one of " + ", ".join(format_tables()["formats"]))])
     return find_format(known[method] + plus + parts)
 
 
@@ -231,7 +235,7 @@ def cache_names() -> dict[str, float]:
     >>> cache_names()["bf16"]
     2.0
     """
-    return {name: cache_bytes(name) for name in _table()["cache"]}
+    return {name: cache_bytes(name) for name in format_tables()["cache"]}
 
 
 def cache_bytes(name: str) -> float:
@@ -240,7 +244,7 @@ def cache_bytes(name: str) -> float:
     >>> cache_bytes("fp8")
     1.0
     """
-    known = cast("dict[str, float]", _table()["cache"])
+    known = cast("dict[str, float]", format_tables()["cache"])
     if name not in known:
         raise InputError([Problem("kv_cache", name, "is not a known cache format", "use one of " + ", ".join(known))])
     return known[name] / 8

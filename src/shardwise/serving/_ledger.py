@@ -28,6 +28,7 @@ from shardwise.serving._cache import SequenceCache, block_caches, keeps_tokens
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import EngineOperators, reduces_branches_once
 from shardwise.serving._formats import WeightFormat
+from shardwise.serving._gguf import mixed
 from shardwise.serving._rates import type_of
 from shardwise.serving._routing import popularity_of
 from shardwise.serving._sizes import PipelineStage, ServingSizes
@@ -177,10 +178,10 @@ def padding(form: WeightFormat, weight: Weight[X]) -> X | float:
     return ceil(inner / first) * first / inner * (ceil(outer / second) * second / outer)
 
 
-def table_bytes(ops: tuple[Op[X], ...], form: WeightFormat, zero: X) -> X:
-    """Return bytes of the table of token embeddings among some operators on one rank."""
-    tables = (w for o in ops for w in o.weights if w.role == "embedding")
-    return total((w.elements * form.element_bytes(w) for w in tables), zero)
+def table_bytes(ops: tuple[Op[X], ...], form: WeightFormat, zero: X, every: bool = False) -> X:
+    """Return bytes of the table of token embeddings among some operators on one rank, or of every one looked up."""
+    weights = (w for o in ops for w in o.weights if w.kind == "embedding" and (every or w.role == "embedding"))
+    return total((w.elements * form.element_bytes(w) for w in weights), zero)
 
 
 def live_bytes(op: Op[X]) -> X:
@@ -339,7 +340,9 @@ def draft_case(case: ServingCase) -> ServingCase | None:
         return None
     job = replace(case.job, speculative_method="", num_speculative_tokens=0)
     form = dict(case.format.parts).get("mtp", case.format) if case.job.speculative_method == "mtp" else case.format
-    return replace(case, model=case.draft, draft=None, job=job, format=form, compute=type_of(case, form))
+    return replace(
+        case, model=case.draft, draft=None, job=job, format=mixed(form, case.draft), compute=type_of(case, form)
+    )
 
 
 def draft_sizes(case: ServingCase, sizes: ServingSizes[X]) -> ServingSizes[X]:

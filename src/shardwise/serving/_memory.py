@@ -46,9 +46,13 @@ from shardwise.serving._sizes import PipelineStage, ServingSizes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageBytes(Generic[X]):
-    """Bytes of one stage on one rank; `cache_budget` is what the engine's memory fraction leaves for the cache."""
+    """Bytes of one stage on one rank; `cache_budget` is what the engine's memory fraction leaves for the cache.
+
+    `tables` are the bytes of tables of embeddings that the host keeps, beside the weights.
+    """
 
     weights: X
+    tables: X
     kv_cache: X
     activations: X
     sampling: X
@@ -149,10 +153,14 @@ def stated_budget(case: ServingCase, budget: X, taken_bytes: X, token_bytes: X) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerBytes(Generic[X]):
-    """Bytes of the weights of some operators on one rank, among them the embedding `table` and routed `experts`."""
+    """Bytes of the weights of some operators on one rank, among them the embedding `table` and routed `experts`.
+
+    `lookups` are those of all tables whose rows are looked up: of tokens, of positions, and of tokens for each layer.
+    """
 
     weights: X
     table: X
+    lookups: X
     experts: X
 
 
@@ -163,6 +171,7 @@ def layers_bytes(case: ServingCase, ledger: StepLedger[X], zero: X) -> list[Laye
         LayerBytes(
             weights=named(weight_bytes(ops, form, zero), f"weights of {label}") + adapters,
             table=table_bytes(ops, form, zero),
+            lookups=table_bytes(ops, form, zero, every=True),
             experts=weight_bytes(tuple(op for op in ops if within(op.region, EXPERTS)), form, zero),
         )
         for (label, ops), adapters in zip(lines, ledger.adapters, strict=True)
@@ -233,13 +242,17 @@ def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[Sequence
     return ((*first, *drafts), *others)
 
 
-def stage_weights(model: ModelBytes[X], stage: PipelineStage[X], tied: bool) -> X:
-    """Return bytes of the weights of a stage; the last one holds a copy of a tied table that it does not share."""
+def stage_weights(model: ModelBytes[X], stage: PipelineStage[X], tied: bool, looks_up: bool = True) -> X:
+    """Return bytes of the weights of a stage; the last one holds a copy of a tied table that it does not share.
+
+    Where it `looks_up` no rows, tables are with the host but for the copy of a tied one that the head multiplies by.
+    """
     zero = 0 * model.head.weights
     layers = (n * k.weights for n, k in zip(stage.layers, model.kinds, strict=True))
-    ends = stage.embeds * model.embedding.weights + stage.ends * model.head.weights
+    embedding = model.embedding.weights if looks_up else model.embedding.weights - model.embedding.lookups
+    ends = stage.embeds * embedding + stage.ends * model.head.weights
     ends = ends + total((n * k.experts for n, k in zip(stage.experts, model.kinds, strict=False) if n), zero)
-    copy = above(stage.ends, stage.embeds, model.embedding.table, zero) if tied else zero
+    copy = above(stage.ends, stage.embeds * looks_up, model.embedding.table, zero) if tied else zero
     return named(total(layers, zero) + ends + copy, "weights")
 
 
@@ -322,7 +335,9 @@ def stage_bytes(
 ) -> StageBytes[X]:
     """Return the bytes of one stage for the batch of a case."""
     engine, zero = case.engine, 0 * sizes.batch
-    weights = stage_weights(model, stage, case.model.tied)
+    apart = engine.memory.tables_apart(case.cluster.device)
+    weights = stage_weights(model, stage, case.model.tied, not apart)
+    tables = stage_weights(model, stage, case.model.tied) - weights if apart else zero
     if case.job.shard_weights:
         weights = shared_weights(sizes, model, weights)
     if case.tower_parameters:
@@ -353,6 +368,7 @@ def stage_bytes(
     needed = above(total(stage.layers, zero) + stage.embeds + stage.ends, 0, weights + cache + working + largest, zero)
     return StageBytes(
         weights=weights,
+        tables=tables,
         kv_cache=cache,
         activations=activations,
         sampling=sampling,
