@@ -17,8 +17,9 @@ from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import PLAIN, Asked, Deployment, Words, check, refuse, written
+from shardwise.hardware import find_device
 from shardwise.models import load_model, namesake
-from shardwise.serving import InferReport, format_names, launched_engine, step_tokens_of
+from shardwise.serving import InferReport, find_engine, format_names, launched_engine, step_tokens_of
 
 STARTS = r"(\bllama-server|\bllama\.cpp\S*[/:]server\S*|(^|\s)\./server)(?=\s|$)"
 _CACHES = {"f32": "fp32", "f16": "", "bf16": "bf16", "q8_0": "int8", "q4_0": "int4"}
@@ -152,6 +153,21 @@ def _slots(line: LaunchLine) -> tuple[int, int]:
     return max(slots, 1), each or context
 
 
+def _ubatch(line: LaunchLine) -> int:
+    """Return the tokens of a ubatch, 0 where a launch leaves them as they are.
+
+    src/llama-context.cpp: cparams.n_ubatch is the lesser of n_batch and n_ubatch, or n_batch where the latter is 0.
+    """
+    usual = step_tokens_of("llama.cpp", find_device("generic-80gb").device, 0)  # the same on all devices
+    logical, asked = line.whole("--batch-size") or usual, line.whole("--ubatch-size", 0)
+    physical = asked or (logical if line.word("--ubatch-size") else find_engine("llama.cpp").prefill.chunk_tokens)
+    if asked > logical:
+        line.assumed.append(f"ubatches of {logical} tokens: --batch-size bounds them, and --ubatch-size is {asked}")
+    if logical != usual:
+        line.assumed.append(f"--batch-size {logical} bounds ubatches alone: a server's steps have {usual} tokens here")
+    return min(physical, logical) if line.word("--ubatch-size") or logical < physical else 0
+
+
 def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `llama-server`.
 
@@ -191,7 +207,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     values: dict[str, Any] = {
         "model": model, "engine": launched_engine("llama.cpp", *["whole_windows"] * line.flag("--swa-full")),
         "weights": weights, "max_sequences": slots,
-        "max_batched_tokens": line.whole("--ubatch-size"), "max_context": context,
+        "max_batched_tokens": _ubatch(line), "max_context": context,
         "kv_cache": next(iter(kept), ""), "tp": devices if split == "row" else 1,
         "pp": devices if split == "layer" else 1, "cpu_experts": experts,
     }  # fmt: skip
