@@ -18,13 +18,14 @@ from shardwise.hardware import Cluster, find_device
 from shardwise.models import load_model
 from shardwise.plans import Plan, Serving
 from shardwise.serving._case import ServingQuestion, complete
+from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._engine import Engine, engine_names, engine_tables, find_engine
 from shardwise.serving._formats import cache_names, format_names
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.serving._policy import _policy_row, policy_of
 from shardwise.serving._replayed import replayed_start
 from shardwise.serving._sizes import sizes_of
-from shardwise.serving._step import host_slowness, launches
+from shardwise.serving._step import decode_cost, host_slowness, launches
 from shardwise.serving.load._steps import StepTable
 
 JOB = Serving(batch=16, input_tokens=512, output_tokens=128)
@@ -345,6 +346,32 @@ def test_prompts_wait_for_python_to_launch_their_kernels(engine: str, device: st
         assert late.tpot_seconds == ahead.tpot_seconds
         assert (late.ttft_seconds > ahead.ttft_seconds) == bound
         assert late.ttft_seconds >= least
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "tp", "captured"),
+    [
+        ("sglang", "h200-sxm-141gb", 2, 256),
+        ("sglang", "h200-sxm-141gb", 8, 512),
+        ("sglang", "l40s", 1, 32),
+        ("vllm", "h200-sxm-141gb", 8, 512),
+        ("vllm", "b200-sxm-180gb", 8, 1024),
+    ],
+)
+def test_decode_steps_beyond_the_largest_captured_one_are_launched(
+    engine: str, device: str, tp: int, captured: int
+) -> None:
+    """Up to the largest captured step the host adds nothing; one sequence more takes no less than its launches."""
+    job = Serving(input_tokens=64, output_tokens=9, max_sequences=4096)
+    case = ask("qwen3-0.6b", job, Plan(tp=tp), device, engine=find_engine(engine)).case
+    ahead = replace(case, engine=replace(case.engine, host=replace(case.engine.host, eager_prompts=False)))
+    sizes = sizes_of(case.model, case.plan, case.job, case.domains)
+    for sequences, launched in ((captured, False), (captured + 1, True)):
+        one = EngineStep(phase="decode", sequences=float(sequences), tokens=1.0, context=64.0)
+        late, in_time = (decode_cost(some, sizes, one, engine_cost_model(some, sizes)) for some in (case, ahead))
+        assert (late.seconds > in_time.seconds) == launched
+        least = launches(case, step_ledger(case, sizes, one)) * case.engine.host.module_launch_seconds
+        assert not launched or late.seconds >= least
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,14 @@ class HostSeconds:
     eager_decode: bool = False
     """Steps without prompts are launched so."""
     captured_tokens: int = 0
-    """Most tokens of a step with prompts that is replayed from a captured graph instead."""
+    """Most tokens of a step that is replayed from a captured graph instead, with prompts or without."""
     captured_of_family: tuple[tuple[str, int], ...] = ()
     """The same on families of devices."""
+    captured_by_memory: bool = False
+    """Decode steps of more sequences than are captured for the memory of the device ([static_share]) are launched too.
+    """
+    captured_sequences: int = 0
+    """Sequences of the largest decode step that is captured, where a launch says other than that."""
     captured_per_sequence: int = 0
     """The same for each token that a step verifies of the sequences that may run, where that is less."""
     compiled_prompts: bool = False

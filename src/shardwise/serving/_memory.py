@@ -41,7 +41,7 @@ from shardwise.serving._ledger import (
     views_of,
     weight_bytes,
 )
-from shardwise.serving._sizes import PipelineStage, ServingSizes
+from shardwise.serving._sizes import PipelineStage, ServingSizes, server_ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +87,17 @@ def blocks_of(tokens: float, block: int) -> float:
     return -(-tokens // block) * block
 
 
+def captured_sequences(case: ServingCase, sizes: ServingSizes[X]) -> X:
+    """Return the sequences of the largest decode step that SGLang captures, of each group of attention.
+
+    github.com/sgl-project/sglang 0.5.3 and 0.5.23: by the memory of the device and the ranks of a server.
+    """
+    if stated := case.engine.host.captured_sequences:
+        return 0 * sizes.tp + stated
+    few, many = static_row(case.cluster.device)["sequences"]
+    return above(server_ranks(sizes), 3, 0 * sizes.tp + many, 0 * sizes.tp + few)
+
+
 def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
     """Return the share of the memory that an engine may use, as it spells it: what the job says, or its default.
 
@@ -97,15 +108,13 @@ def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
         return leaf("memory fraction", stated, case.engine.name) + 0 * sizes.tp
     table, memory = engine_tables()["static_share"], case.cluster.device.usable_memory_bytes / 2**20
     row = static_row(case.cluster.device)
-    few, many = row["sequences"]
-    # Ranks of one server, whose groups of attention share experts: others that stand beside it set nothing aside here.
-    ranks = maximum(sizes.tp, sizes.ep * sizes.etp)
+    ranks = server_ranks(sizes)
     groups = above(ranks, sizes.tp, divide(ranks, sizes.tp), 0 * sizes.tp)
     # A chunk that a launch states is of all groups together, of which each has a part (arg_groups/parallel_hook.py). A
     # step as long as the engine's own says no other than that, which each group is taken to have to itself.
     own, asked = row["chunk"], case.job.max_batched_tokens
     chunk = asked * maximum(groups, 1) if asked and asked != own else 0 * groups + own
-    captured = above(ranks, 3, 0 * sizes.tp + many, 0 * sizes.tp + few) * (not case.engine.host.eager_decode)
+    captured = captured_sequences(case, sizes) * (not case.engine.host.eager_decode)
     if case.job.max_sequences:
         captured = minimum(captured, case.job.max_sequences * maximum(groups, 1))
     runs = (ceil((minimum(chunk, high) + 1 - low) / step) for low, high, step in table["sizes"])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Generic
 
-from shardwise.ledger.number import X, is_column
+from shardwise.ledger.number import X, is_column, maximum
 from shardwise.ledger.traced import leaf
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, group_shapes, split_layers
@@ -47,6 +47,11 @@ class ServingSizes(Generic[X]):
     batch: X
     group_shapes: dict[str, tuple[X, ...]]
     stages: tuple[PipelineStage[X], ...]
+
+
+def server_ranks(sizes: ServingSizes[X]) -> X:
+    """Return the ranks of a stage of one server, whose groups of attention share experts; others stand beside it."""
+    return maximum(sizes.tp, sizes.ep * sizes.etp)
 
 
 def host_rows(model: Model, job: Serving) -> tuple[PipelineStage[float], ...]:

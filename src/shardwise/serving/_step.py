@@ -24,7 +24,7 @@ from shardwise.serving._ledger import (
     step_ledger,
     uses_heads,
 )
-from shardwise.serving._memory import layers_bytes
+from shardwise.serving._memory import captured_sequences, layers_bytes
 from shardwise.serving._placed import LayerCost, add, host_lines, layer_cost
 from shardwise.serving._rates import type_of
 from shardwise.serving._replayed import beside_seconds
@@ -221,17 +221,33 @@ def replayed_tokens(case: ServingCase) -> int:
     return min(host.captured_per_sequence * decoded or most, most)
 
 
-def _late(case: ServingCase, ledger: StepLedger[X], device: X) -> X:
+def _eager(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X], late: X) -> X:
+    """Return seconds by which the host is behind where a step is launched kernel by kernel, 0 where it is replayed.
+
+    The largest captured step has so many tokens in vLLM (github.com/vllm-project/vllm vllm/v1/cudagraph_dispatcher.py,
+    dispatch), so many sequences that decode in SGLang (github.com/sgl-project/sglang srt/model_executor, 0.5.3
+    cuda_graph_runner.py can_run, 0.5.23 runner/decode_cuda_graph_runner.py can_run_graph).
+    """
+    host, none = case.engine.host, 0 * late
+    if step.phase == "decode":
+        if host.eager_decode:
+            return late
+        if host.captured_by_memory:
+            return above(step.sequences, captured_sequences(case, sizes), late, none)
+        if not host.captured_tokens:
+            return none
+    replayed = replayed_tokens(case)
+    return above(step.sequences * step.tokens, replayed, late, none) if replayed else late
+
+
+def _late(case: ServingCase, sizes: ServingSizes[X], ledger: StepLedger[X], device: X) -> X:
     """Return seconds by which the host is behind the device in a step that Python launches kernel by kernel."""
-    host, step = case.engine.host, ledger.step
-    each = host.module_launch_seconds * host_slowness(case.cluster.device)
-    captured = step.phase == "decode" and not host.eager_decode
+    each = case.engine.host.module_launch_seconds * host_slowness(case.cluster.device)
     # XLA, which TPUs need, compiles whole steps.
-    if captured or not each or case.efficiencies.ideal or case.cluster.device.vendor == "Google":
+    if not each or case.efficiencies.ideal or case.cluster.device.vendor == "Google":
         return 0 * device
     late = named(maximum(each * launches(case, ledger) - device, 0.0), "launches by Python modules")
-    replayed = replayed_tokens(case) if step.phase == "prefill" else 0
-    return above(step.sequences * step.tokens, replayed, late, 0 * late) if replayed else late
+    return _eager(case, sizes, ledger.step, late)
 
 
 def step_cost(
@@ -257,7 +273,7 @@ def step_cost(
     add(exposed, {"pp": sends})
     overhead = named((0.0 if case.efficiencies.ideal else 1.0) * host_seconds(case, sizes, step), "engine step")
     device = total((times * part.seconds for times, part in rows), sends)
-    overhead = overhead + _late(case, ledger, device)
+    overhead = overhead + _late(case, sizes, ledger, device)
     seconds = device + overhead
     return StepCost(
         seconds=seconds,
