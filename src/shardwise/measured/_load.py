@@ -270,6 +270,8 @@ def engine_as_noted(record: Record, engine: Engine) -> Engine:
     if "captured_tokens" not in record.notes:
         return engine
     tokens = int(record.noted("captured_tokens"))
+    if engine.host.captured_by_memory:
+        return replace(engine, host=replace(engine.host, captured_sequences=tokens))
     return replace(
         engine, host=replace(engine.host, captured_tokens=tokens, captured_of_family=(), captured_per_sequence=0)
     )
