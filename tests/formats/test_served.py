@@ -300,6 +300,7 @@ _DRAFTS |= {"MTP": "num_nextn_predict_layers", "NGram": "max_draft_len max_match
 _TRTLLM = {
     "adapters": "llama-3.1-8b --on 1xh100 --adapters 4 --adapter-rank 16",
     "fp8 cache in pieces": "llama-3.1-70b --on 8xh100 --tp 4 --pp 2 --kv-cache fp8 --max-batched-tokens 512",
+    "adapters of GPT-like models": "mixtral-8x7b --on 4xh100 --tp 4 --adapters 2 --adapter-rank 8",
     "experts": "deepseek-v3 --on 8xh200 --dp 8 --ep 8",
     "generated kernels": "deepseek-v3 --on 8xb200 --tp 8 --ep 8 --engine tensorrt-llm-generated",
     "windows": "gpt-oss-20b --on 1xh100 --engine tensorrt-llm-windowed",
@@ -323,6 +324,26 @@ def test_tensorrt_llm_knows_every_key_that_is_written(name: str, tmp_path: Path)
     assert set(tree) <= set(fields[""].split())
     for key, inner in tree.items():
         assert set(inner) <= set(fields[key].split()) if isinstance(inner, dict) else key not in fields
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("llama-3.1-8b --on 1xh100", "attn_q attn_k attn_v attn_dense mlp_h_to_4h mlp_4h_to_h mlp_gate"),
+        ("mixtral-8x7b --on 4xh100 --tp 4", "attn_q attn_k attn_v attn_dense"),
+        ("deepseek-v3 --on 16xh200 --tp 8 --pp 2", "mlp_h_to_4h mlp_4h_to_h mlp_gate"),
+        ("deepseek-v4-flash --on 8xb200 --tp 8", ""),
+    ],
+)
+def test_tensorrt_llm_is_told_which_layers_have_adapters(model: str, names: str) -> None:
+    """A server with room for adapters that names none of its layers ends with an assertion (pyexecutor/_util.py)."""
+    words = [*model.split(), "--batch", "4", "--input-tokens", "1000", "--adapters", "2", "--adapter-rank", "8"]
+    done = run("export", "trtllm", *words, "--json")
+    if not names:
+        assert done.fields == ["adapter_rank"]
+        return
+    tree = _yaml.parse(done.tree["files"]["trtllm.yaml"], "trtllm.yaml")
+    assert tree["lora_config"] == {"lora_target_modules": names.split(), "max_lora_rank": 8, "max_loras": 2}
 
 
 @pytest.mark.parametrize(

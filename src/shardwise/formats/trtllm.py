@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardwise import files
@@ -19,7 +19,7 @@ from shardwise.formats._exported import Exported
 from shardwise.formats._imported import flat_keys
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import PLAIN, Asked, Deployment, Words, check, proposer, refuse, written
-from shardwise.models import Architecture, load_model
+from shardwise.models import Architecture, Attention, load_model
 from shardwise.records import replace
 from shardwise.serving import InferReport, launched_engine
 from shardwise.shell import left_open
@@ -28,6 +28,7 @@ _PROPOSERS = {"draft_model": "Draft_Target", "eagle": "Eagle", "eagle3": "Eagle3
 _GENERATED = "TRTLLM"
 _CHUNKED = "chunked"
 _GRAPHS = "cuda_graph_config"
+_ROLES = {"context": "prefill", "CONTEXT": "prefill", "generation": "decode", "GENERATION": "decode"}
 _SEQUENCES = 2048  # llm_args.py, max_batch_size where nothing is said
 _WINDOW = "kv_cache_config.max_attention_window"
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4"}
@@ -78,6 +79,22 @@ def _windows(one: Deployment) -> list[int]:
     return next(kept[:n] for n in range(1, len(kept) + 1) if all(x == kept[i % n] for i, x in enumerate(kept)))
 
 
+def _adapted(model: Architecture, rank: int, problems: Problems) -> list[str]:
+    """Return the linear layers that have adapters, by their names here; a server that names none does not start.
+
+    Sources: tensorrt_llm/_torch/peft/lora/config.py, get_default_trtllm_modules_to_hf_modules, and pyexecutor/_util.py.
+    """
+    mixers = [mixer for block in model.kinds for mixer in block.mixers]
+    dense = [block.dense for block in model.kinds if block.dense is not None]
+    names = ["attn_q", "attn_k", "attn_v", "attn_dense"] if any(isinstance(one, Attention) for one in mixers) else []
+    names += ["mlp_h_to_4h", "mlp_4h_to_h"] if dense else []
+    names += ["mlp_gate"] if any(one.gated for one in dense) else []
+    if not names:
+        rule = f"has no layer of {model.name} that TensorRT-LLM knows adapters of: no plain attention, no dense MLP"
+        problems.add("adapter_rank", rank, rule, "leave it out")
+    return names
+
+
 def tree_of(one: Deployment) -> dict[str, Any]:
     """Return the options of a deployment; raises `InputError` naming every field that cannot be told."""
     words, case = check(one, "trtllm", ()), one.report.case
@@ -100,7 +117,8 @@ def tree_of(one: Deployment) -> dict[str, Any]:
         tree["speculative_config"] = {"decoding_type": method, depth: one.job.num_speculative_tokens}
         tree["speculative_config"] |= {"speculative_model": draft} if draft else {}
     if rank := one.job.adapter_rank:
-        tree["lora_config"] = {"max_lora_rank": rank, "max_loras": one.job.adapters}
+        tree["lora_config"] = {"lora_target_modules": _adapted(case.model, rank, words)}
+        tree["lora_config"] |= {"max_lora_rank": rank, "max_loras": one.job.adapters}
     refuse(words)
     return tree
 
@@ -122,10 +140,12 @@ def export(report: InferReport, asked: Asked = PLAIN) -> Exported:
 
 STARTS = r"(\btrtllm-serve( serve)?|-m dynamo\.trtllm)"
 _OPTIONS = ("--extra-llm-api-options", "--config", "--extra-engine-args")
+_OVERRIDES = ("--override-engine-args", "--trtllm")  # of Dynamo's worker, over the YAML
 _KEYS = {
     "tensor_parallel_size": "--tp-size", "pipeline_parallel_size": "--pp-size", "max_batch_size": "--max-batch-size",
     "moe_expert_parallel_size": "--ep-size", "max_num_tokens": "--max-num-tokens", "max_seq_len": "--max-seq-len",
     "kv_cache_config.free_gpu_memory_fraction": "--kv-cache-free-gpu-memory-fraction",
+    "kv_cache_config.dtype": "--kv-cache-dtype",
     "enable_chunked_prefill": "--enable-chunked-prefill", "context_parallel_size": "--cp-size",
 }  # fmt: skip
 
@@ -153,6 +173,11 @@ def _options(line: LaunchLine, around: LaunchFiles) -> dict[str, Any]:
             raise
         line.problems.add(named, None, *why)  # what is open breaks the YAML around it
         return {}
+    return _settings(tree)
+
+
+def _settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a tree of options, by their flags where they have some."""
     options = {_KEYS.get(key, key): value for key, value in flat_keys(tree)}
     if options.get(_GRAPHS, "") is None:
         options[_GRAPHS] = False  # of a null alone that is no default: no graph is captured
@@ -172,6 +197,16 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     depth = next((n for name in depths if (n := line.whole(f"speculative_config.{name}"))), 1)
     named = {"draft_model": draft} if method in ("eagle", "draft_model") else {}
     return {"speculative_method": method, "num_speculative_tokens": depth, **named}
+
+
+def _adapters(line: LaunchLine) -> dict[str, Any]:
+    """Return the rank of adapters and how many lie in memory (tensorrt_llm/_torch/peft/lora/config.py LoraConfig)."""
+    if not any(key.startswith("lora_config.") for key in line.values):
+        return {}
+    count = line.whole("lora_config.max_loras")
+    if not count:
+        line.assumed.append("adapters 1: lora_config has no max_loras, by which a share of the memory is theirs")
+    return {"adapter_rank": line.whole("lora_config.max_lora_rank") or 64, "adapters": count or 1}
 
 
 def _captured(line: LaunchLine) -> str:
@@ -240,6 +275,8 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     """
     line = LaunchLine(words, "trtllm.toml", source)
     line.add(_options(line, files))
+    for flag in _OVERRIDES:
+        line.add(_settings(line.tree(flag)))
     model = line.model("--model")
     ranks, pp = line.whole("--tp-size") or 1, line.whole("--pp-size") or 1
     if (split := line.whole("--cp-size")) > 1:
@@ -249,16 +286,15 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     values: dict[str, Any] = {
         "model": model, "engine": _engine(line, model),
         "tp": 1 if alone else ranks, "pp": pp, "dp": ranks if alone else 0,
-        "kv_cache": line.named("kv_cache_config.dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
+        "kv_cache": line.named("--kv-cache-dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
         "memory_fraction": line.share("--kv-cache-free-gpu-memory-fraction"),
         "max_total_tokens": line.whole("kv_cache_config.max_tokens"),
         "max_sequences": line.whole("--max-batch-size"),
         "max_batched_tokens": line.whole("--max-num-tokens"),
         "max_context": line.whole("--max-seq-len"),
-        "adapter_rank": line.whole("lora_config.max_lora_rank"), "adapters": line.whole("lora_config.max_loras"),
     }  # fmt: skip
-    values |= _speculation(line)
-    role = line.word("--disaggregation-mode")
+    values |= _speculation(line) | _adapters(line)
+    role = line.word("--disaggregation-mode") or line.named("--server-role", _ROLES)
     if role != "prefill" and (some := _captured(line)):
         rest = "others launch kernel by kernel and take longer: set its max_batch_size, and enable_padding"
         line.assumed.append(f"graphs of every decode step: {_GRAPHS} {some}, {rest}")
