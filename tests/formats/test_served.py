@@ -326,6 +326,14 @@ def test_tensorrt_llm_knows_every_key_that_is_written(name: str, tmp_path: Path)
         assert set(inner) <= set(fields[key].split()) if isinstance(inner, dict) else key not in fields
 
 
+def test_a_stage_of_tensorrt_llm_has_its_part_of_the_sequences() -> None:
+    """max_batch_size is of a step, of which a pipeline runs as many at once as it has stages (pyexecutor/_util.py)."""
+    words = ("llama-3.1-70b", "--on", "8xh100", "--tp", "2", "--pp", "4", "--max-sequences", "250", "--json")
+    more = ("--max-batched-tokens", "128", "--input-tokens", "100", "--output-tokens", "100")
+    tree = _yaml.parse(run("export", "trtllm", *words, *more).tree["files"]["trtllm.yaml"], "trtllm.yaml")
+    assert (tree["max_batch_size"], tree["cuda_graph_config"]["max_batch_size"]) == (63, 63)
+
+
 @pytest.mark.parametrize(
     ("model", "names"),
     [

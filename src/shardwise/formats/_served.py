@@ -104,6 +104,11 @@ class Deployment:
         return max(self.job.batch, self.report.case.profiled.sequences)
 
     @property
+    def stage_sequences(self) -> int:
+        """Sequences of a step: of all that may run, which a pipeline has in as many batches as stages, or the batch."""
+        return max(self.job.batch, -(-self.report.case.profiled.sequences // self.plan.pp))
+
+    @property
     def step_tokens(self) -> int:
         """Most tokens of a step of a replica: without a bound the whole batch of prompts."""
         return self.report.case.step_tokens or max(self.job.batch * self.report.case.new_input_tokens, self.sequences)
@@ -188,9 +193,10 @@ def check(one: Deployment, target: str, narrows: Sequence[str] = ("fp8",)) -> Pr
     if 0 < one.report.most_started < one.sequences:
         rule = f"is more than the {one.report.most_started} blocks of states that {system} has room for"
         problems.add("max_sequences", one.sequences, rule, f"use {one.report.most_started}, or fewer")
-    if target in _ONE_TOKEN_EACH and 0 < one.step_tokens < one.sequences:
-        rule = f"must be at least the {one.sequences} sequences of a step"
-        problems.add("max_batched_tokens", one.step_tokens, rule, f"use {one.sequences}")
+    least = one.stage_sequences if target == "trtllm" else one.sequences
+    if target in _ONE_TOKEN_EACH and 0 < one.step_tokens < least:
+        rule = f"must be at least the {least} sequences of a step"
+        problems.add("max_batched_tokens", one.step_tokens, rule, f"use {least}")
     return problems
 
 

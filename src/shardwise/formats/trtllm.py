@@ -99,11 +99,11 @@ def tree_of(one: Deployment) -> dict[str, Any]:
     """Return the options of a deployment; raises `InputError` naming every field that cannot be told."""
     words, case = check(one, "trtllm", ()), one.report.case
     tree = _parallel(one) | {
-        "max_batch_size": one.sequences,
+        "max_batch_size": one.stage_sequences,
         "max_num_tokens": one.step_tokens,
         "max_seq_len": one.context,
         "kv_cache_config": _cache(one, words),
-        "cuda_graph_config": {"max_batch_size": one.sequences, "enable_padding": True},
+        "cuda_graph_config": {"max_batch_size": one.stage_sequences, "enable_padding": True},
     }
     if case.engine.operators.experts_as:
         tree["moe_config"] = {"backend": _GENERATED}
@@ -289,7 +289,8 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "kv_cache": line.named("--kv-cache-dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
         "memory_fraction": line.share("--kv-cache-free-gpu-memory-fraction"),
         "max_total_tokens": line.whole("kv_cache_config.max_tokens"),
-        "max_sequences": line.whole("--max-batch-size"),
+        # Of a step of one stage (_torch/pyexecutor/_util.py, max_num_sequences), as many of which run as stages.
+        "max_sequences": line.whole("--max-batch-size") * pp,
         "max_batched_tokens": line.whole("--max-num-tokens"),
         "max_context": line.whole("--max-seq-len"),
     }  # fmt: skip
