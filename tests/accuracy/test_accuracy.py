@@ -55,6 +55,13 @@ def test_bands_hold_for_every_kind_of_run() -> None:
     assert all(row["inside"] >= bound for row, bound in zip(kinds, bounds, strict=True)), kinds
 
 
+def test_rates_of_full_engines_lie_inside_their_bands(release: Validation) -> None:
+    """Of published rates under load more than half lie inside; with the ends of seconds it would be a quarter."""
+    rates = [row for row in release.rows if row.headline == "load.requests_per_second"]
+    assert len(rates) > 100
+    assert sum(bool(row.inside) for row in rates) > 0.55 * len(rates)
+
+
 def test_every_source_that_is_far_off_has_a_cause() -> None:
     """A source whose median error is over twice what is wanted has a line that says why; no line is left over."""
     off = {(name, source) for name, source, _ in targets.off(score.stored()["targets"])}

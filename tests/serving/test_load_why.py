@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from command_line import run
 from shardwise.answers._canvas import styled
 from shardwise.answers._plots_load import curve_of, knee_of, load_figure, series_of
+from shardwise.cost import band_of
 from shardwise.formats.latencies import read_latencies
 from shardwise.formats.traces import read_trace
 from shardwise.hardware import Cluster
@@ -143,6 +144,16 @@ def test_bands_hold_their_middle_and_are_wider_where_less_is_known() -> None:
     carried = report.interval["capacity"]["requests_per_second"]
     assert carried["low"] < report.capacity_per_second < carried["high"]
     assert "queue" not in report.interval
+
+
+def test_what_is_carried_is_known_as_its_seconds_are() -> None:
+    """Published runs that are full take longer than predicted, so they carry less: as likely as the band of seconds."""
+    report = report_of("one pool")
+    seconds = band_of("load.requests_per_second", report.conditions())
+    carried, most = report.interval["capacity"]["requests_per_second"], report.capacity_per_second
+    assert most / carried["low"] == pytest.approx(seconds.high)
+    assert most / carried["high"] == pytest.approx(seconds.low)
+    assert 1 - report.band("capacity").chance(carried["low"] / most) == pytest.approx(0.9)
 
 
 WORDS = ("serve", "llama-3.1-8b", "--on", "1xh100", "--rate", "2/s", "--requests", "1000")

@@ -44,6 +44,15 @@ class Band:
         """
         return value * self.low, value * self.high
 
+    @property
+    def of_rate(self) -> Band:
+        """The factors of a rate whose seconds these are of: twice the seconds are half as many a second.
+
+        >>> Band(low=0.5, typical=1.0, high=4.0, rows=3, source="").of_rate
+        Band(low=0.25, typical=1.0, high=2.0, rows=3, source='')
+        """
+        return replace(self, low=1 / self.high, typical=1 / self.typical, high=1 / self.low)
+
     def at(self, chance: float) -> float:
         """Return the factor below which measured over predicted lies with a chance.
 

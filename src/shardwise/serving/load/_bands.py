@@ -15,7 +15,8 @@ _TAILS = ("p90", "p95", "p99")
 
 _FIRST, _NEXT, _FULL = "load.ttft_seconds", "load.tpot_seconds", "load.requests_per_second"
 HEADLINES = {"ttft": (_FIRST,), "tpot": (_NEXT,), "itl": (_NEXT,), "e2e": (_FIRST, _NEXT), "capacity": (_FULL,)}
-"""Headlines whose bands a latency has, and what is carried: of requests or tokens a second of runs that are full."""
+"""Headlines whose bands a latency has, and what is carried: of requests or tokens a second of runs that are full, whose
+band is that of their seconds, as residuals of rates are."""
 
 
 def parts_of(metric: str, quantile: str, latencies: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -36,8 +37,15 @@ def parts_of(metric: str, quantile: str, latencies: Mapping[str, Mapping[str, fl
 
 
 def band_of_parts(parts: Mapping[str, float], known: Conditions) -> Band:
-    """Return the band of a sum of headlines, each with its share, for a run."""
-    return joined([(share, band_of(headline, known)) for headline, share in parts.items()])
+    """Return the band of a sum of headlines, each with its share, for a run; of what is carried that of a rate.
+
+    >>> run = Conditions(stack="vllm", family="hopper", words=("near capacity",))
+    >>> carried = band_of_parts({_FULL: 1.0}, run)
+    >>> carried.low == 1 / band_of(_FULL, run).high
+    True
+    """
+    band = joined([(share, band_of(headline, known)) for headline, share in parts.items()])
+    return band.of_rate if _FULL in parts else band
 
 
 def with_tail(known: Conditions, quantile: str) -> Conditions:
