@@ -75,3 +75,20 @@ def test_a_file_keeps_its_trainer_where_its_sharding_changes(tmp_path: Path) -> 
         tree = run(*ask, "--sharding", word).tree
         assert tree["plan"]["sharding"] == word
         assert any(line.startswith("stack axolotl") for line in tree["assumptions"])
+
+
+@pytest.mark.parametrize("dtype", ["", "dtype: bfloat16\n"])
+def test_fsdp_beside_mixed_precision_widens_what_trains(dtype: str, tmp_path: Path) -> None:
+    """Accelerate makes fp32 of weights that were loaded in 16 bits, before it shards them."""
+    text = f"model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 2048\nbf16: true\nfsdp: full_shard\n{dtype}"
+    (tmp_path / "a.yaml").write_text(text + "per_device_train_batch_size: 1\n", encoding="utf-8")
+    tree = run("train", "--from", str(tmp_path / "a.yaml"), "--on", "8xa100-sxm-80gb", "--json").tree
+    assert tree["memory"]["at_peak"]["optimizer"] == pytest.approx(8_030_261_248 * 8 / 8, rel=1e-3)
+
+
+def test_ms_swift_under_fsdp_keeps_fp32_weights() -> None:
+    """It switches mixed precision on for a model in bfloat16, beside which accelerate widens what trains."""
+    sharded = asked("--stack", "ms-swift", "--sharding", "fsdp")["memory"]["at_peak"]
+    assert sharded["weights"] == pytest.approx(8_030_261_248 * 4 / 8, rel=1e-3)
+    tuned = asked("--stack", "ms-swift", "--sharding", "fsdp", "--adapter", "lora")["memory"]["at_peak"]
+    assert tuned["weights"] == pytest.approx(8_030_261_248 * 2 / 8, rel=1e-2)

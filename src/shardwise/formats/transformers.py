@@ -101,10 +101,14 @@ def _case(
     plan = replace(plan, offload=_offload(keys, plan))
     plan, batch, steps = _trainer.batches(keys, plan, "per_device_train_batch_size", "gradient_accumulation_steps", 8)
     seq_len = _answered(keys) if program in ("grpo", "rloo") else _length(keys, trl)
+    if launched:
+        precision = _under_deepspeed(keys, launched, trl)
+    else:
+        precision = _precision(keys, accelerate, trl, plan.sharding_rules.weights)
     job = Training(
         seq_len=seq_len,
         global_batch=batch,
-        precision=_under_deepspeed(keys, launched, trl) if launched else _precision(keys, accelerate, trl),
+        precision=precision,
         optimizer=_trainer.optimizer_of(keys, "optim"),
         **_adapter(keys, trl),
         **(_objective(keys, program) if trl else {}),
@@ -252,16 +256,20 @@ def _objective(keys: Keys, program: str) -> dict[str, Any]:
     return _trainer.objective(keys, program, not keys.flag("precompute_ref_log_probs"))
 
 
-def _precision(keys: Keys, accelerate: Imported | None, trl: bool) -> str:
-    """Return the recipe: whether GEMMs take 16 bits beside fp32 weights, or the weights are loaded in 16."""
-    if _dtype(keys) == "bfloat16" and not (keys.flag("use_peft") and keys.flag("bf16")):
+def _precision(keys: Keys, accelerate: Imported | None, trl: bool, sharded: bool = False) -> str:
+    """Return the recipe: whether GEMMs take 16 bits beside fp32 weights, or the weights are loaded in 16.
+
+    Beside mixed precision FSDP makes fp32 of what trains, whatever was loaded (accelerate 1.15.0 utils/fsdp_utils.py
+    fsdp2_prepare_model, and accelerator.py prepare_model for FSDP1).
+    """
+    flag, stated = keys.flag("bf16"), accelerate.job.precision if accelerate else ""
+    mixed = flag or (trl if flag is None else False) or stated == "amp-bf16"
+    if _dtype(keys) == "bfloat16" and not (sharded and mixed) and not (keys.flag("use_peft") and flag):
         return "bf16-pure"
     if keys.flag("fp16"):
         return "amp-fp16"
-    flag = keys.flag("bf16")
     if flag if flag is not None else trl:
         return "amp-bf16"
-    stated = accelerate.job.precision if accelerate else ""
     return stated if stated and find_precision(stated).autocast else "fp32"
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Literal
 
 from shardwise.plans._capabilities import refusals
-from shardwise.plans._plan import Plan, alike
+from shardwise.plans._plan import Plan, alike, find_sharding
 from shardwise.plans._stack import Stack, find_stack, stack_table
 from shardwise.records import replace
 
@@ -89,8 +89,13 @@ def sharding_stack(stack: Stack | str, *shardings: str) -> Stack:
     ['trl', 'axolotl', 'unsloth', 'megatron']
     >>> [sharding_stack("trl", word).precision for word in ("fsdp", "zero2")], sharding_stack("trl", "zero2").loss
     (['amp-bf16', 'bf16-grads16'], 'fused-lm-head')
+    >>> [sharding_stack("ms-swift", word).precision for word in ("none", "fsdp")]
+    ['bf16-pure', 'amp-bf16']
     """
     stack = find_stack(stack) if isinstance(stack, str) else stack
+    weights = all(word in stack.runs.sharding and find_sharding(word).weights for word in shardings)
+    if stack.fsdp_precision and shardings and weights:
+        return replace(stack, precision=stack.fsdp_precision)
     if not stack.zero_by or not shardings or any(word in stack.runs.sharding for word in shardings):
         return stack
     engine = find_stack(stack.zero_by)

@@ -93,6 +93,8 @@ class Stack:
     # What is saved
     precision: str
     """The recipe of precision where a job names none."""
+    fsdp_precision: str
+    """The same under FSDP ("": as elsewhere)."""
     usual_recompute: Literal["none", "full"]
     """What it recomputes unless told."""
     usual_narrow_recompute: Literal["none", "full"]
