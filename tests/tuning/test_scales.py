@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from command_line import run
 from ops.helpers import layout
 from shardwise.cost import Efficiencies, op_seconds, rates_of
 from shardwise.hardware import Cluster
@@ -72,3 +73,16 @@ def test_bitsandbytes_decoded_four_bits_by_branches(device: str, times: float) -
     stacks = ("transformers-2024", "transformers")
     before, since = (seconds(stack, "nf4") - seconds(stack, "bf16") for stack in stacks)
     assert before / since == pytest.approx(times, abs=0.35)
+
+
+@pytest.mark.parametrize(
+    ("stack", "base"),
+    [("unsloth", "nf4-dq"), ("axolotl", "nf4-dq"), ("llama-factory", "nf4-dq"), ("ms-swift", "nf4-dq"),
+     ("torchtune", "nf4-dq"), ("trl", "nf4"), ("transformers", "nf4"), ("", "nf4")],
+)  # fmt: skip
+@pytest.mark.parametrize("words", [("--qlora",), ("--load-in-4bit", "--lora-r", "8")])
+def test_four_bits_are_those_of_the_framework(stack: str, base: str, words: tuple[str, ...]) -> None:
+    """Most frameworks quantise the scales too, and what is typed of a format stays."""
+    ask = ("train", "llama-3.1-8b", "--on", "h100", "--seq-len", "512", *(("--stack", stack) if stack else ()))
+    assert run(*ask, *words, "--json").tree["tuning"]["base"] == base
+    assert run(*ask, *words, "--base", "nf4", "--json").tree["tuning"]["base"] == "nf4"

@@ -45,15 +45,17 @@ class Command:
 
 
 _LORA = {"adapter": "lora"}
+FOUR_BITS = "nf4"
+"""What "4 bits" mean where the framework has no other format for them."""
 # Flags as fine-tuning programs have them -> the flag that takes the value ("": none), and what else they say.
 ALIASES: dict[str, tuple[str, dict[str, str]]] = {
     "lora": ("", _LORA),
     "peft": ("", _LORA),
     "use_peft": ("", _LORA),
-    "qlora": ("", {**_LORA, "base": "nf4"}),
+    "qlora": ("", {**_LORA, "base": FOUR_BITS}),
     "use_dora": ("", {"adapter": "dora"}),
     "use_rslora": ("", {"adapter": "rslora"}),
-    "load_in_4bit": ("", {"base": "nf4"}),
+    "load_in_4bit": ("", {"base": FOUR_BITS}),
     "load_in_8bit": ("", {"base": "int8"}),
     "lora_rank": ("rank", _LORA),
     "lora_r": ("rank", _LORA),

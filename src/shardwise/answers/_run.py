@@ -295,7 +295,7 @@ def scan(words: Sequence[str], command: Command) -> ScannedWords:
             scanned.put(flag, True)
         else:
             scanned.problems.add(flag.key, None, "has no value", f"write {flag.option} {flag.kind.word}")
-    scanned.given = {**implied, **scanned.given}
+    scanned.given = {**_with_format(implied, str(scanned.given.get("stack", ""))), **scanned.given}
     _report_unknown(scanned, unknown, command)
     return scanned
 
@@ -308,6 +308,19 @@ def _expand_alias(name: str, command: Command, implied: dict[str, str]) -> bool:
         return False
     implied |= more
     return bool(more) and not takes
+
+
+def _with_format(implied: dict[str, str], stack: str) -> dict[str, str]:
+    """Return what flags imply, with the format that a framework has for 4 bits where nobody names one."""
+    if implied.get("base") != _flags.FOUR_BITS:
+        return implied
+    from shardwise.plans import find_stack
+
+    try:
+        return implied | {"base": find_stack(stack or "transformers").four_bits}
+    except InputError:
+        # The framework is refused where it is read.
+        return implied
 
 
 def _find(name: str, command: Command) -> tuple[Flag | None, bool]:

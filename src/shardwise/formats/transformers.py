@@ -101,14 +101,11 @@ def _case(
     plan = replace(plan, offload=_offload(keys, plan))
     plan, batch, steps = _trainer.batches(keys, plan, "per_device_train_batch_size", "gradient_accumulation_steps", 8)
     seq_len = _answered(keys) if program in ("grpo", "rloo") else _length(keys, trl)
-    if launched:
-        precision = _under_deepspeed(keys, launched, trl)
-    else:
-        precision = _precision(keys, accelerate, trl, plan.sharding_rules.weights)
+    sharded = plan.sharding_rules.weights
     job = Training(
         seq_len=seq_len,
         global_batch=batch,
-        precision=precision,
+        precision=_under_deepspeed(keys, launched, trl) if launched else _precision(keys, accelerate, trl, sharded),
         optimizer=_trainer.optimizer_of(keys, "optim"),
         **_adapter(keys, trl),
         **(_objective(keys, program) if trl else {}),
