@@ -7,6 +7,9 @@ import pytest
 
 from shardwise.cost import Efficiencies, overlap_slowdown
 from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Plan, Training
+from shardwise.training import train
 
 # Cluster, type of products, ranks of the group by tier, and the share of cores that its messages hold.
 HELD = (
@@ -29,6 +32,24 @@ def test_messages_hold_cores_by_the_ranks_of_their_group_in_a_node(
     found = overlap_slowdown(Cluster.parse(cluster), "bf16", Efficiencies())
     assert found is not None
     assert found.lost_share(at) / found.longer == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("device", "fewer"), [("h100-sxm-80gb", True), ("a100-sxm-80gb", False)])
+def test_persistent_products_lose_no_more_to_a_message_over_fewer_adapters(device: str, fewer: bool) -> None:
+    """Eight H100 with a quarter of their adapters lose as many seconds to the same bytes, not four times as many.
+
+    A100's products wait for no core, and lose a share of however long the message lasts.
+    """
+    usual = Cluster.parse(f"16x{device}").tiers[-1].bytes_per_second
+    slow = Cluster.parse(f"16x{device}", {"slow_bandwidth": f"{usual / 4e9}GB/s"})
+    plan, job = Plan(sharding="fsdp", dp=16, micro_batch=8), Training(seq_len=4096, global_batch=512)
+    steps = [
+        train(load_model("llama-2-7b"), cluster, plan, job).evaluation.step.stages[0]
+        for cluster in (Cluster.parse(f"16x{device}"), slow)
+    ]
+    (fast, compute), (long, slowed) = ((step.hidden["dp"], step.compute) for step in steps)
+    assert long > 2 * fast
+    assert (slowed == pytest.approx(compute, rel=1e-3)) is fewer
 
 
 def test_columns_of_groups_lose_what_each_group_loses() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from shardwise.cost._network import Network, network_of, with_peers
 from shardwise.cost._rates import Efficiencies, contention_of
 from shardwise.cost._shared import Adapter, ReplicaMessages
 from shardwise.cost._tables import constants, family_of, matmul_row
 from shardwise.hardware import Cluster, Device
 from shardwise.ledger.number import X, above, maximum, minimum
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +28,12 @@ class OverlapSlowdown:
     """Cores that may be held before GEMMs take twice as long, which start a block on all the others."""
     longer: float
     """By how much a message takes longer than alone."""
+    usual: Network[Any] | None = None
+    """The network with as many adapters as the device usually has, where a node has fewer and GEMMs may wait for cores.
+
+    With fewer adapters NCCL has fewer channels. A message lasts longer and leaves more cores: GEMMs that start a block
+    on almost every core lose to it what they lose to the same bytes over the usual adapters.
+    """
 
     def lost_share(self, at: tuple[X, ...]) -> X:
         """Return the share of a hidden message's seconds that compute loses; `at` are the group's ranks by tier.
@@ -66,14 +75,31 @@ def overlap_slowdown(cluster: Cluster, dtype: str, imposed: Efficiencies) -> Ove
         most_cores=adapter.most,
         spare_cores=device.num_cores - rule.persistent_blocks if persistent else float(device.num_cores),
         longer=rule.longer,
+        usual=_usual_network(cluster, imposed) if persistent else None,
     )
+
+
+def _usual_network(cluster: Cluster, imposed: Efficiencies) -> Network[Any] | None:
+    """Return the network of a cluster with the usual adapters of its device, None where its own has as many.
+
+    A slower network is one of fewer adapters of the usual rate: eight H100 with 800 Gb/s a node have two of 400, whose
+    rings are eight channels (`adapters_source` of priors.toml), where eight adapters fill the most.
+    """
+    device, outer = cluster.device, cluster.tiers[1:]
+    if not outer or not device.knows("slow_bytes_per_second"):
+        return None
+    more = device.slow_bytes_per_second / outer[0].bytes_per_second
+    if more <= 1:
+        return None
+    raised = (replace(tier, bytes_per_second=more * tier.bytes_per_second) for tier in outer)
+    return with_peers(network_of(cluster.with_tiers((cluster.tiers[0], *raised)), imposed))
 
 
 def _adapter_cores(rule: ReplicaMessages, device: Device) -> Adapter:
     """Return how many cores an adapter takes: the last of the rows that the device's usual network reaches.
 
-    Channels follow the adapters that a device is sold with, not the rate that a question gives its network: one that
-    is faster moves the same messages in less time and never holds more.
+    Channels follow the adapters that a device is sold with; a network that is faster than those moves the same messages
+    in less time and never holds more.
     """
     rate = device.slow_bytes_per_second if device.knows("slow_bytes_per_second") else 0.0
     return [one for one in rule.adapters if rate >= one.bytes_per_second][-1]

@@ -66,6 +66,11 @@ class CostModel(Generic[X]):
         at = self.group_shapes[group]
         return self.replicas.lost_share(at) if self.replicas else 0 * at[-1]
 
+    def with_usual_adapters(self) -> CostModel[X]:
+        """Return the same on a network with the device's usual adapters, itself where a node has no fewer."""
+        usual = self.replicas.usual if self.replicas else None
+        return self if usual is None else replace(self, network=usual, messages=None)
+
     def message(self, one: Collective[X]) -> X:
         """Return seconds of one message of a collective."""
         copies: Copies[X] | None = None

@@ -111,13 +111,18 @@ def over_windows(k: BlockCost[X]) -> X:
 
 
 def lost_seconds(costs: CostModel[X], messages: tuple[StateMessage[X], ...], hidden: X) -> X:
-    """Return the seconds that compute loses to messages of which so many seconds are hidden beside it, evenly."""
+    """Return the seconds that compute loses to messages of which so many seconds are hidden beside it, evenly.
+
+    Over fewer adapters than usual a message lasts longer on fewer cores, and takes what it takes over the usual ones.
+    """
     whole = lost = zero = 0 * hidden
     if is_plain(hidden, 0):
         return zero
+    usual = costs.with_usual_adapters()
     for one in messages:
         seconds = message_seconds(costs, one)
-        whole, lost = whole + seconds, lost + seconds * costs.lost_share(one.group)
+        busy = seconds if usual is costs else minimum(seconds, message_seconds(usual, one))
+        whole, lost = whole + seconds, lost + busy * costs.lost_share(one.group)
     return hidden * (lost / maximum(whole, 1e-30))
 
 
