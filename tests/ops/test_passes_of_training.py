@@ -58,6 +58,7 @@ def test_nothing_is_clamped_elsewhere(model: str, stack: str, phase: str) -> Non
         ("fsdp2", "prefill", (0, 0)),
         ("composer", "train", (0, 0)),
         ("fms-fsdp", "train", (0, 0)),
+        ("fms-fsdp-eager", "train", (6, 3)),
         ("litgpt", "train", (0, 3)),
         ("megatron", "train", (0, 0)),
     ],
