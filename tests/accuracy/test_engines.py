@@ -38,6 +38,7 @@ from shardwise.serving.load import limits_of
         ({"engine": "vllm", "engine_version": "0.17.0"}, "h100-sxm-80gb", "vllm-0.17"),
         ({"engine": "vllm", "engine_version": "0.20.2"}, "h100-sxm-80gb", "vllm-0.21"),
         ({"engine": "vllm", "engine_version": "0.19.2rc1"}, "h100-sxm-80gb", "vllm-0.19"),
+        ({"engine": "vllm", "engine_version": "0.22.1"}, "h100-sxm-80gb", "vllm-0.22"),
         ({"engine": "vllm", "engine_version": "0.23.1"}, "h100-sxm-80gb", "vllm-0.23"),
         ({"engine": "vllm", "engine_version": "0.24.0"}, "h100-sxm-80gb", "vllm-0.24"),
         ({"engine": "vllm", "engine_version": "0.26.0"}, "h100-sxm-80gb", "vllm-0.26"),

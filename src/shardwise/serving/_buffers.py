@@ -18,10 +18,18 @@ def context_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
     memory, cores, zero = case.engine.memory, case.cluster.device.cores, 0 * sizes.batch
     driver = memory.context_bytes + memory.context_bytes_per_core * cores + case.job.misc_bytes
     left = zero
-    if memory.profiles_graphs_on(case.cluster.device):
+    if memory.profiles_graphs_on(case.cluster.device, _runs_v2(case)):
         ranks = maximum(sizes.tp, sizes.ep * sizes.etp) * sizes.pp
         left = above(ranks, 1, zero, zero + memory.profiled_graph_bytes_per_core * cores)
     return named(left + driver, "context", dict(case.engine.sources)["memory.context_bytes"])
+
+
+def _is_quantised(case: ServingCase) -> bool:
+    return case.format.bits < 16
+
+
+def _runs_v2(case: ServingCase) -> bool:
+    return case.engine.memory.runs_v2(case.model, _is_quantised(case))
 
 
 def tower_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
@@ -43,7 +51,7 @@ def sampling_bytes(case: ServingCase, sequences: X, kept: X) -> X:
     """Return bytes alive while tokens of so many sequences are chosen, with what the step before keeps."""
     memory, cores = case.engine.memory, case.cluster.device.cores
     vocab = case.model.vocab if case.model.head else 0
-    logits = memory.sampler_bytes(case.model) * (sequences * vocab)
+    logits = memory.sampler_bytes(case.model, _is_quantised(case)) * (sequences * vocab)
     rows = memory.sampler_row_bytes * vocab * minimum(sequences, 0 * sequences + cores)
     return named(logits + rows + kept, "logits and sampling")
 
@@ -67,7 +75,7 @@ def captured_bytes(case: ServingCase, sequences: X) -> X:
     """Return bytes that the engine sets aside for its captured graphs on a device, where so many sequences may run."""
     memory, host, device = case.engine.memory, case.engine.host, case.cluster.device
     most = host.most_captured(family_of(device))
-    if not most or not memory.captures(device):
+    if not most or not memory.captures(device, _runs_v2(case)):
         return 0 * sequences
     decoded = sequences * (1 + case.job.num_speculative_tokens)
     tokens = minimum(host.captured_per_sequence * decoded, most) if host.captured_per_sequence else 0 * decoded + most

@@ -24,8 +24,12 @@ class EngineMemory:
     communicator_bytes: float
     sampler_bytes_per_logit: float
     """Bytes of working memory for each logit of the sequences that may run."""
-    sampler_bytes_of: tuple[tuple[str, float], ...] = ()
-    """The same of some models (patterns of "dense", "experts" or "states" and the family)."""
+    v2_models: str = ""
+    """Models of vLLM's second runner (a pattern of "dense", "experts" or "states", the family and "quantised")."""
+    v2_sampler_bytes_per_logit: float = 0.0
+    """Bytes of working memory for each of their logits."""
+    v2_estimates_graphs: bool = True
+    """Whether that runner captures graphs in its profile to say what all of them take."""
     sampler_row_bytes: float = 0.0
     """Bytes of a row of logits, for each entry of the vocabulary, that each core of the device has to itself."""
     library_bytes: tuple[tuple[str, float], ...] = ()
@@ -180,7 +184,18 @@ class EngineMemory:
         own = (size for one, size in self.communicator_bytes_of if re.fullmatch(one, family))
         return next(own, self.communicator_bytes)
 
-    def sampler_bytes(self, model: Architecture) -> float:
+    def runs_v2(self, model: Architecture, quantised: bool = False) -> bool:
+        """Return whether vLLM's second runner runs a model.
+
+        >>> from shardwise.models import load_model
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine("vllm-0.23").memory.runs_v2(load_model("llama-3.1-8b"), narrow) for narrow in (False, True)]
+        [True, False]
+        """
+        layers = "states" if keeps_states(model.kinds) else "experts" if model.has_experts else "dense"
+        return re.fullmatch(self.v2_models, f"{layers} {model.family}" + " quantised" * quantised) is not None
+
+    def sampler_bytes(self, model: Architecture, quantised: bool = False) -> float:
         """Return bytes of working memory for each logit of a model's sequences that may run.
 
         >>> from shardwise.models import load_model
@@ -189,9 +204,7 @@ class EngineMemory:
         >>> [find_engine("vllm-0.28").memory.sampler_bytes(load_model(name)) for name in names]
         [6.125, 14.0, 14.0]
         """
-        layers = "states" if keeps_states(model.kinds) else "experts" if model.has_experts else "dense"
-        own = (size for one, size in self.sampler_bytes_of if re.fullmatch(one, f"{layers} {model.family}"))
-        return next(own, self.sampler_bytes_per_logit)
+        return self.v2_sampler_bytes_per_logit if self.runs_v2(model, quantised) else self.sampler_bytes_per_logit
 
     def library_bytes_on(self, family: str) -> float:
         """Return the workspace of the library of GEMMs on a family of devices.
@@ -226,13 +239,15 @@ class EngineMemory:
         """Return whether tables of embeddings are in the memory of the host, which a device's own is apart from."""
         return self.tables_on_host and device.knows("host_bytes_per_second")
 
-    def captures(self, device: Device) -> bool:
-        """Return whether it sets memory aside for graphs that it captures on a device."""
-        return bool(self.graph_sizes) and re.fullmatch(self.graph_vendors, device.vendor) is not None
+    def captures(self, device: Device, v2: bool = False) -> bool:
+        """Return whether it sets memory aside for graphs that it captures on a device, or its second runner does."""
+        estimates = self.v2_estimates_graphs or not v2
+        return bool(self.graph_sizes) and estimates and re.fullmatch(self.graph_vendors, device.vendor) is not None
 
-    def profiles_graphs_on(self, device: Device) -> bool:
+    def profiles_graphs_on(self, device: Device, v2: bool = False) -> bool:
         """Return whether graphs that it captures in its profile leave something on a device."""
-        return self.profiled_graph_bytes_per_core > 0 and re.fullmatch(self.graph_vendors, device.vendor) is not None
+        captured = self.profiled_graph_bytes_per_core > 0 and (self.v2_estimates_graphs or not v2)
+        return captured and re.fullmatch(self.graph_vendors, device.vendor) is not None
 
     def captured_bytes(self, tokens: X, decoded: X) -> X:
         """Return the bytes of captured graphs of steps of up to so many tokens, and of so many that decode.

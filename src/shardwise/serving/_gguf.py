@@ -38,7 +38,7 @@ def mixed(form: WeightFormat, model: Model) -> WeightFormat:
     >>> from shardwise.models import Model
     >>> from shardwise.serving import find_format
     >>> [round(mixed(find_format("q4_k_m"), Model.load(name)).bits, 2) for name in ("llama-3.1-8b", "qwen2.5-0.5b")]
-    [4.89, 6.44]
+    [4.89, 6.34]
     """
     return _mixed(form, model) if form.base in format_tables()["mixtures"] else form
 
