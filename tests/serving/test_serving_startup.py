@@ -6,13 +6,15 @@ on H100 of 80 GB at 0.95 of its memory, 1,024 sequences and steps of 8,192 token
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from serving.serving_cases import ask
 from shardwise import Cluster, load_model
 from shardwise.errors import InputError
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
-from shardwise.serving import ServingOptions
+from shardwise.serving import ServingOptions, find_engine
 from shardwise.serving.load import LoadOptions, serve
 
 GIB = 2**30
@@ -253,3 +255,26 @@ def test_sglang_runs_fewer_requests_where_it_guesses(
     cluster = Cluster.parse(f"{plan.tp * max(plan.dp, 1)}xh200-sxm-141gb")
     report = serve(load_model(model), cluster, plan, asked, Serving(max_sequences=stated, **guesses), options)
     assert report.policy.max_sequences == most
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "plan", "mib"),
+    [
+        ("vllm", "llama-3.1-8b", Plan(), 131072 * 128 * 2 / 2**20),
+        ("vllm", "llama-3.1-8b", Plan(tp=2), 131072 * 128 * 2 / 2**20),
+        ("sglang", "llama-3.1-8b", Plan(), 131072 * 128 * 4 / 2**20),
+        ("vllm", "llama-4-scout", Plan(tp=4), 2.5 * 1024),  # 10,485,760 positions
+        ("vllm", "gemma-3-4b", Plan(), 576),  # 8 times 131,072 in layers without a window, and those of the others
+        ("vllm", "gemma-3-1b", Plan(), 16),
+        ("vllm", "glm-4-9b", Plan(), 0),  # heads rotated in part
+        ("tensorrt-llm", "llama-3.1-8b", Plan(), 0),
+    ],
+)
+def test_tables_of_cosines_and_sines(engine: str, model: str, plan: Plan, mib: float) -> None:
+    """Each rank of each stage holds those of all positions of the model, longer where they are scaled linearly."""
+    own = find_engine(engine)
+    bare = replace(own, memory=replace(own.memory, rotary_element_bytes=0.0))
+    with_tables, without = (
+        ask(model, Serving(), plan, "h200", engine=one).weights_bytes_per_gpu for one in (own, bare)
+    )
+    assert with_tables - without == pytest.approx(mib * 2**20, abs=1)

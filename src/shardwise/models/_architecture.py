@@ -178,7 +178,8 @@ class Architecture:
     with a 2 * hidden to hidden projection and `mtp_norms` norms beside its block. `logit_softcap` is whether logits go
     through a tanh. `tower_parameters` are of the towers of images and sound beside it, which engines load and nothing
     else here counts; 0 where there are none or their sizes are not known. `state_types` are the keys by which the file
-    names the type of recurrent states, each with it.
+    names the type of recurrent states, each with it. `rotary_factor` is by how much linear scaling lengthens positions,
+    0 where none is scaled so.
     """
 
     name: str
@@ -206,6 +207,7 @@ class Architecture:
     extra_vectors: int = 0
     quantization: str = ""
     tower_parameters: int = 0
+    rotary_factor: float = 0.0
     state_types: tuple[tuple[str, str], ...] = ()
     assumptions: tuple[str, ...] = field(default=(), compare=False)
 

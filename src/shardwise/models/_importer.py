@@ -43,6 +43,8 @@ _STATED = ("hidden_size", "num_layers", "num_attention_heads", "vocab_size")
 _CROSSES = ("is_encoder_decoder", "add_cross_attention")
 # Keys of models that draft for another: EAGLE-3, DFlash and Medusa keep other tables and layers than their class.
 _DRAFTS = ("draft_vocab_size", "dflash_config", "medusa_num_heads", "eagle_config")
+# Factors of released models are 2 to 8; what is far beyond says nothing of a table.
+_LONGEST_FACTOR = 1024
 _GUESSED = "read as llama because it has its keys: no biases or norms beyond"
 _AS_LLAMA = "write model_type llama where its layers are Llama's and these keys change none"
 # What a class is for, behind the family in its name.
@@ -100,7 +102,18 @@ def _read(file: LanguageModelKeys, overrides: Mapping[str, Any], notes: Sequence
     if strange and (own := _own_class(file.keys)):
         rule = f"is a class of its own, of which {', '.join(strange)} may change layers"
         raise InputError([Problem("architectures", own, rule, "leave it out where these keys change none")])
-    return replace(model, quantization=quantization, assumptions=assumptions)
+    factor = _rotary_factor(file.keys)
+    return replace(model, quantization=quantization, assumptions=assumptions, rotary_factor=factor)
+
+
+def _rotary_factor(keys: Mapping[str, Any]) -> float:
+    """Return the factor of linear scaling of positions, of the layers that have one; 0 where none is scaled so."""
+    stated = [keys.get("rope_scaling"), keys.get("rope_parameters")]
+    stated += [part for one in stated if isinstance(one, Mapping) for part in one.values()]
+    linear = (one for one in stated if isinstance(one, Mapping) and "linear" in (one.get("rope_type"), one.get("type")))
+    factor = next((one.get("factor") for one in linear), 0.0)
+    usable = isinstance(factor, int | float) and not isinstance(factor, bool) and 1 <= factor <= _LONGEST_FACTOR
+    return float(factor) if usable else 0.0
 
 
 def _model_type(file: LanguageModelKeys, notes: list[str]) -> tuple[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Generic
 
 from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum
 from shardwise.ledger.traced import named
+from shardwise.models import Attention
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._ledger import StepLedger
@@ -30,6 +32,26 @@ def _is_quantised(case: ServingCase) -> bool:
 
 def _runs_v2(case: ServingCase) -> bool:
     return case.engine.memory.runs_v2(case.model, _is_quantised(case))
+
+
+def rotary_bytes(case: ServingCase, zero: X) -> X:
+    """Return bytes of the tables of cosines and sines that a rank of any stage has, one for all layers that share it.
+
+    As long as the context of the model, and so many times that where linear scaling lengthens it, but for layers with a
+    window, which keep their own positions (Gemma 3).
+    """
+    memory, model = case.engine.memory, case.model
+    if not memory.rotary_element_bytes or not re.fullmatch(memory.rotary_families, model.family):
+        return zero
+    mixers = (mixer for block in model.kinds for mixer in block.mixers if isinstance(mixer, Attention))
+    factor = model.rotary_factor or 1.0
+    tables = {(one.rotated, 1.0 if one.window else factor) for one in mixers if one.rotated}
+    elements = sum(width * model.max_context * longer for width, longer in tables)
+    return named(
+        zero + memory.rotary_element_bytes * elements,
+        "tables of cosines and sines",
+        dict(case.engine.sources)["memory.rotary_element_bytes"],
+    )
 
 
 def tower_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:

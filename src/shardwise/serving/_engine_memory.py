@@ -64,6 +64,10 @@ class EngineMemory:
     """Tables of embeddings stay with the host of a device that has memory of its own."""
     static_buffers: bool = False
     """All buffers of a pass exist at once."""
+    rotary_element_bytes: float = 0.0
+    """Bytes of an element of the tables of cosines and sines of all positions, which each stage holds."""
+    rotary_families: str = ""
+    """Families of models (a pattern) whose heads are rotated whole; tables of others are not counted."""
     tied_head_copied: bool = False
     """A head that is tied to the embedding table has a copy of its own."""
     hybrid_kv_cache_groups: bool = False

@@ -23,6 +23,7 @@ from shardwise.serving._buffers import (
     context_bytes,
     expert_bytes,
     image_bytes,
+    rotary_bytes,
     sampling_bytes,
     static_bytes,
     tower_bytes,
@@ -349,6 +350,8 @@ def stage_bytes(
     tables = stage_weights(model, stage, case.model.tied) - weights if apart else zero
     if case.job.shard_weights:
         weights = shared_weights(sizes, model, weights)
+    layers = total(stage.layers, zero)
+    weights = weights + above(layers, 0, rotary_bytes(case, zero), zero)
     if case.tower_parameters:
         weights = weights + stage.embeds * tower_bytes(case, sizes)
     tokens = zero + blocks_of(case.job.total_tokens, engine.memory.block_tokens)
@@ -374,7 +377,7 @@ def stage_bytes(
     graphs = captured_bytes(case, sequences)
     largest = largest + graphs
     budget = budget_bytes(case, memory_share(case, sizes), weights, working, largest)
-    needed = above(total(stage.layers, zero) + stage.embeds + stage.ends, 0, weights + cache + working + largest, zero)
+    needed = above(layers + stage.embeds + stage.ends, 0, weights + cache + working + largest, zero)
     return StageBytes(
         weights=weights,
         tables=tables,
