@@ -278,3 +278,26 @@ def test_tables_of_cosines_and_sines(engine: str, model: str, plan: Plan, mib: f
         ask(model, Serving(), plan, "h200", engine=one).weights_bytes_per_gpu for one in (own, bare)
     )
     assert with_tables - without == pytest.approx(mib * 2**20, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "weights", "plan", "element"),
+    [
+        ("vllm", "", Plan(tp=8), 2.0),  # the checkpoint's FP8 in blocks is widened for decoding
+        ("vllm", "bf16", Plan(tp=8), 0.0),  # views of what is loaded
+        ("vllm", "nvfp4", Plan(tp=8), 0.0),  # whose attention stays in 16 bits
+        ("vllm", "int4", Plan(tp=8), 2.0),
+        ("sglang", "", Plan(tp=8), 2.0),
+        ("sglang", "bf16", Plan(tp=8), 2.0),
+        ("sglang", "fp8", Plan(tp=8), 1.0),
+        ("tensorrt-llm", "", Plan(tp=8), 0.0),
+    ],
+)
+def test_up_projections_of_latents_are_kept_twice(engine: str, weights: str, plan: Plan, element: float) -> None:
+    """A copy that decoding multiplies queries and outputs by: 0.24 GiB of DeepSeek-V3 on each of eight ranks."""
+    own = find_engine(engine)
+    bare = replace(own, memory=replace(own.memory, absorbed_copies=()))
+    job = Serving(weights=weights)
+    both = (ask("deepseek-v3", job, plan, "b200", engine=one).weights_bytes_per_gpu for one in (own, bare))
+    with_copies, without = both
+    assert with_copies - without == pytest.approx(61 * 16 * 256 * 512 * element, abs=1)

@@ -112,8 +112,9 @@ def _rotary_factor(keys: Mapping[str, Any]) -> float:
     stated += [part for one in stated if isinstance(one, Mapping) for part in one.values()]
     linear = (one for one in stated if isinstance(one, Mapping) and "linear" in (one.get("rope_type"), one.get("type")))
     factor = next((one.get("factor") for one in linear), 0.0)
-    usable = isinstance(factor, int | float) and not isinstance(factor, bool) and 1 <= factor <= _LONGEST_FACTOR
-    return float(factor) if usable else 0.0
+    if not isinstance(factor, int | float) or isinstance(factor, bool):
+        return 0.0
+    return float(factor) if 1 <= factor <= _LONGEST_FACTOR else 0.0
 
 
 def _model_type(file: LanguageModelKeys, notes: list[str]) -> tuple[str, str]:

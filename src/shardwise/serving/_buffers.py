@@ -6,7 +6,8 @@ import re
 from typing import Generic
 
 from shardwise.cost import family_of
-from shardwise.ledger.number import X, above, divide, largest, maximum, minimum
+from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
+from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 from shardwise.models import Attention
 from shardwise.records import dataclass
@@ -32,6 +33,17 @@ def _is_quantised(case: ServingCase) -> bool:
 
 def _runs_v2(case: ServingCase) -> bool:
     return case.engine.memory.runs_v2(case.model, _is_quantised(case))
+
+
+def absorbed_bytes(case: ServingCase, ops: tuple[Op[X], ...], zero: X) -> X:
+    """Return bytes of what an engine makes of latents' up-projections when they are loaded, and keeps beside them."""
+    weights = [w for op in ops for w in op.weights if w.role == "kv_up"]
+    if not case.engine.memory.absorbed_copies or not weights:
+        return zero
+    forms = (case.format.of(weight) for weight in weights)
+    sizes = [case.engine.memory.absorbed_bytes(form.base if form else "bf16") for form in forms]
+    copies = total((size * w.elements for size, w in zip(sizes, weights, strict=True)), zero)
+    return named(copies, "absorbed up-projections", dict(case.engine.sources)["memory.absorbed_copies"])
 
 
 def rotary_bytes(case: ServingCase, zero: X) -> X:

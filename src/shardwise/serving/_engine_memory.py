@@ -68,6 +68,8 @@ class EngineMemory:
     """Bytes of an element of the tables of cosines and sines of all positions, which each stage holds."""
     rotary_families: str = ""
     """Families of models (a pattern) whose heads are rotated whole; tables of others are not counted."""
+    absorbed_copies: tuple[tuple[str, float], ...] = ()
+    """Bytes of an element of the copy of latents' up-projection that decoding reads, by its format (patterns)."""
     tied_head_copied: bool = False
     """A head that is tied to the embedding table has a copy of its own."""
     hybrid_kv_cache_groups: bool = False
@@ -209,6 +211,15 @@ class EngineMemory:
         [6.125, 14.0, 14.0]
         """
         return self.v2_sampler_bytes_per_logit if self.runs_v2(model, quantised) else self.sampler_bytes_per_logit
+
+    def absorbed_bytes(self, weights: str) -> float:
+        """Return bytes of an element of the copy of latents' up-projection beside one in a format, 0 for no copy.
+
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine(name).memory.absorbed_bytes(one) for name in ("vllm", "sglang") for one in ("bf16", "fp8")]
+        [0.0, 2.0, 2.0, 1.0]
+        """
+        return next((size for one, size in self.absorbed_copies if re.fullmatch(one, weights)), 0.0)
 
     def library_bytes_on(self, family: str) -> float:
         """Return the workspace of the library of GEMMs on a family of devices.

@@ -18,6 +18,7 @@ from shardwise.ledger.traced import leaf, named
 from shardwise.ops.experts import EXPERTS
 from shardwise.records import dataclass, replace
 from shardwise.serving._buffers import (
+    absorbed_bytes,
     captured_bytes,
     communicator_bytes,
     context_bytes,
@@ -179,7 +180,9 @@ def layers_bytes(case: ServingCase, ledger: StepLedger[X], zero: X) -> list[Laye
     form, lines = case.format, ledger.lines
     return [
         LayerBytes(
-            weights=named(weight_bytes(ops, form, zero), f"weights of {label}") + adapters,
+            weights=named(weight_bytes(ops, form, zero), f"weights of {label}")
+            + absorbed_bytes(case, ops, zero)
+            + adapters,
             table=table_bytes(ops, form, zero),
             lookups=table_bytes(ops, form, zero, every=True),
             experts=weight_bytes(tuple(op for op in ops if within(op.region, EXPERTS)), form, zero),
