@@ -1,6 +1,7 @@
 """Towers of images beside a language model: how many parameters they have, and where those count.
 
-Counts are of transformers 5.23.0's classes on the meta device, tower and projector together.
+Counts are of transformers' classes on the meta device, tower and projector together (5.23.0; 5.24.0 of Qwen2-VL, GLM-4V
+and Gemma 4).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _TEXT = {
 _QWEN = {"in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2}
 _QWEN3 = _QWEN | {"num_position_embeddings": 2304, "patch_size": 16}
 _LLAMA4 = {"projector_input_dim": 4096, "projector_output_dim": 4096, "vision_output_dim": 4096, "patch_size": 14}
+_GEMMA4 = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+           "num_key_value_heads": 16, "head_dim": 72, "patch_size": 16, "position_embedding_size": 10240}  # fmt: skip
 TOWERS: tuple[tuple[str, int, dict[str, Any], int], ...] = (
     ("qwen2_5_vl", 2048, _QWEN | {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "patch_size": 14,
      "out_hidden_size": 2048}, 668_684_288),
@@ -39,6 +42,11 @@ TOWERS: tuple[tuple[str, int, dict[str, Any], int], ...] = (
      "patch_size": 14}, 421_290_864),
     ("llama4", 5120, _LLAMA4 | {"hidden_size": 1408, "image_size": 336, "intermediate_size": 5632,
      "num_hidden_layers": 34}, 871_932_416),
+    ("qwen2_vl", 1536, _QWEN | {"depth": 32, "embed_dim": 1280, "hidden_size": 1536, "mlp_ratio": 4, "patch_size": 14},
+     665_271_296),
+    ("glm4v_moe", 4096, _QWEN | {"depth": 24, "hidden_size": 1536, "intermediate_size": 10944, "out_hidden_size": 4096,
+     "image_size": 336, "patch_size": 14}, 858_681_856),
+    ("gemma4", 5376, _GEMMA4, 575_741_232),
     # A type without a form, and sizes that are left to the class.
     ("new_vl", 2048, {"hidden_size": 1152, "depth": 2}, 0),
     ("gemma3", 3840, {"hidden_size": 1152, "num_hidden_layers": 27}, 0),
@@ -58,11 +66,22 @@ def test_towers_of_the_catalogue_make_the_published_totals() -> None:
     """Language model and towers together are what the checkpoints have (safetensors totals on the hub)."""
     published = {"gemma-3-4b": 4_300_079_472, "gemma-3-12b": 12_187_325_040, "gemma-3-27b": 27_432_406_640,
                  "qwen3-vl-4b": 4_437_815_808, "qwen3-vl-8b": 8_767_123_696, "qwen3-vl-30b-a3b": 31_070_754_032,
-                 "mistral-small-3.1-24b": 24_011_361_280, "llama-4-scout": 108_641_793_536}  # fmt: skip
+                 "mistral-small-3.1-24b": 24_011_361_280, "llama-4-scout": 108_641_793_536,
+                 "qwen2.5-vl-3b": 3_754_622_976, "qwen2.5-vl-7b": 8_292_166_656, "qwen2.5-vl-32b": 33_452_718_336,
+                 "qwen2.5-vl-72b": 73_410_777_344, "qwen2-vl-2b": 2_208_985_600, "qwen2-vl-7b": 8_291_375_616,
+                 "glm-4.5v": 107_710_933_120, "gemma-4-26b-a4b": 25_805_933_872, "gemma-4-31b": 31_273_088_876,
+                 "ministral-3-3b": 3_849_090_048, "ministral-3-8b": 8_918_026_240}  # fmt: skip
     for name, total in published.items():
         model = load_model(name)
         assert model.tower_parameters == catalogue()[name]["towers"]
         assert count(model).parameters + model.tower_parameters == pytest.approx(total, rel=2e-4)
+
+
+def test_a_tower_of_sound_leaves_both_unknown() -> None:
+    """A file with both is not counted in part."""
+    text = _TEXT | {"hidden_size": 1536}
+    config = {"model_type": "gemma4", "text_config": text, "vision_config": _GEMMA4, "audio_config": {"hidden_size": 8}}
+    assert model_from_config(config, part="text").tower_parameters == 0
 
 
 def _memory(bare: bool, *asked: Any, **options: Any) -> InferReport:

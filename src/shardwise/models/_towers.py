@@ -49,6 +49,34 @@ def _qwen2_5(v: _Section, text: int) -> int:
     return _patches(v, D) + v.size("depth") * block + _merger(wide, v.size("out_hidden_size", default=text), D)
 
 
+def _qwen2(v: _Section, text: int) -> int:
+    """Qwen2VisionTransformerPretrainedModel: LayerNorm, feed-forwards by a ratio; `hidden_size` is what it gives."""
+    D, outputs = v.size("embed_dim"), v.size("hidden_size", default=text)
+    F, wide = v.size("mlp_ratio", default=4) * D, D * v.size("spatial_merge_size", default=2) ** 2
+    block = 4 * D + _linear(D, 3 * D) + _linear(D, D) + _linear(D, F) + _linear(F, D)
+    return _patches(v, D) + v.size("depth") * block + _merger(wide, outputs, 2 * D)
+
+
+def _glm4v(v: _Section, text: int) -> int:
+    """Glm4vVisionModel: RMSNorm, no biases; patches are joined by a convolution, then pass a gated feed-forward."""
+    D, F, outputs = v.size("hidden_size"), v.size("intermediate_size"), v.size("out_hidden_size", default=text)
+    positions = (v.size("image_size") // v.size("patch_size", default=14)) ** 2
+    block = 2 * D + 4 * D * D + 3 * D * outputs
+    joined = D * v.size("spatial_merge_size", default=2) ** 2
+    stem = _patches(v, D) + D + positions * D + 2 * D + _linear(joined, outputs)
+    return stem + v.size("depth") * block + outputs * outputs + 2 * outputs + 3 * outputs * F
+
+
+def _gemma4(v: _Section, text: int) -> int:
+    """Gemma4VisionModel: norms of queries and keys, gated feed-forwards, positions by row and column."""
+    D, F = v.size("hidden_size"), v.size("intermediate_size")
+    heads, head = v.size("num_attention_heads"), v.size("head_dim")
+    keys = v.size("num_key_value_heads", default=heads)
+    block = 4 * D + 2 * head + 2 * D * head * (heads + keys) + 3 * D * F
+    stem = 2 * v.size("position_embedding_size", default=10240) * D + 3 * v.size("patch_size", default=16) ** 2 * D
+    return stem + v.size("num_hidden_layers") * block + D * text
+
+
 def _qwen3(v: _Section, text: int) -> int:
     """Qwen3VLVisionModel: LayerNorm, learned positions, a merger for each layer of the text that is fed (deepstack)."""
     D, F = v.size("hidden_size"), v.size("intermediate_size")
@@ -98,7 +126,12 @@ def _llama4(v: _Section, text: int) -> int:
 
 
 _FORMS: dict[str, Callable[[_Section, int], int]] = {
+    "qwen2_vl": _qwen2,
     "qwen2_5_vl": _qwen2_5,
+    "glm4v": _glm4v,
+    "glm4v_moe": _glm4v,
+    "glm46v": _glm4v,
+    "gemma4": _gemma4,
     "qwen3_vl": _qwen3,
     "qwen3_vl_moe": _qwen3,
     "qwen3_5": _qwen3,
@@ -112,13 +145,15 @@ _FORMS: dict[str, Callable[[_Section, int], int]] = {
 def tower_parameters(raw: Mapping[str, Any], text: Mapping[str, Any]) -> int:
     """Return the parameters of the image tower of a file and of its projector, 0 where they are not known.
 
+    A tower of sound beside it has no form, so that what both take is not known.
+
     >>> vision = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14}
     >>> file = {"model_type": "gemma3", "vision_config": vision | {"image_size": 896}}
     >>> tower_parameters(file, {"hidden_size": 2560})
     419816304
     """
     form, section = _FORMS.get(str(raw.get("model_type"))), raw.get("vision_config")
-    if form is None or not isinstance(section, Mapping):
+    if form is None or not isinstance(section, Mapping) or isinstance(raw.get("audio_config"), Mapping):
         return 0
     try:
         return form(_Section(section), _Section(text).size("hidden_size"))
