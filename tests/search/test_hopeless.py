@@ -46,7 +46,10 @@ def test_no_plan_takes_less_than_its_state(model: str, job: str, stack: str, mon
             device_bytes = np.broadcast_to(outputs[f"bytes {sharding}"], (modes, len(cells.rows)))
             assert (state <= device_bytes * (1 + 1e-12)).all(), sharding
             judged += device_bytes.size
-        yield from fitting(self, rows, cells, at)
+        # What is found to fit is kept from the search: what it takes in seconds is nothing to its bytes.
+        for _ in fitting(self, rows, cells, at):
+            pass
+        yield from ()
 
     monkeypatch.setattr(Job, "fitting", compared)
     training = Training(seq_len=2048, global_batch=32, **JOBS[job])
