@@ -132,31 +132,40 @@ class Replica:
 
     def _pipeline(self) -> None:
         """Run steps of the batches in flight, each through one stage after another as they become free."""
+        groups, free, starts = self.groups, self.free, self._starts
+        # Only the batch whose step it is changes: those of the others are looked at again when it is theirs.
+        running = [group.decoding + len(group.prompts) for group in groups]
+        waiting = [len(group.waiting) for group in groups]
+        used = [group.used for group in groups]
         while True:
-            group = min(self.groups, key=self._starts)
-            at = self._starts(group)
+            index, at = 0, math.inf
+            for other, group in enumerate(groups):
+                start = starts(group)
+                if start < at:
+                    index, at = other, start
             if at >= self.horizon or at == math.inf:
                 return
+            group = groups[index]
             group.take_in(at)
-            step = group.next_step(at)
-            self._look()
-            each = group.repriced(step, 1) / self.stages
+            step = group.next_step(at, single=True)
+            running[index], waiting[index] = group.decoding + len(group.prompts), len(group.waiting)
+            used[index] = group.used
+            self._note(sum(running), sum(waiting), sum(used))
+            each = step.seconds / self.stages
             done = at
             for stage in range(self.stages):
-                done = max(done, self.free[stage]) + each
-                self.free[stage] = done
+                before = free[stage]
+                free[stage] = done = (done if done > before else before) + each
             group.run(step, 1, done - at)
+            running[index], waiting[index] = group.decoding + len(group.prompts), len(group.waiting)
+            used[index] = group.used
             self.now = at
 
-    def _look(self) -> None:
+    def _note(self, running: int, waiting: int, used: float) -> None:
         """Note what all batches in flight have now, if it is more than before."""
-        running, waiting, used = self.most
-        groups = self.groups
-        self.most = (
-            max(running, sum(group.decoding + len(group.prompts) for group in groups)),
-            max(waiting, sum(len(group.waiting) for group in groups)),
-            max(used, sum(group.used for group in groups)),
-        )
+        most = self.most
+        if running > most[0] or waiting > most[1] or used > most[2]:
+            self.most = max(most[0], running), max(most[1], waiting), max(most[2], used)
 
     def _together(self) -> bool:
         """Run a step of every group that has work, each as long as that of the slowest; False where none has."""

@@ -44,8 +44,11 @@ class Scheduler(SchedulerState):
             return 0.0
         return max(self.table.decode(self.decoding, self.contexts / self.decoding) / 2 - queued, 0.0)
 
-    def next_step(self, horizon: float, waiting: bool = False) -> Step:
-        """Return what runs next, which is asked again by a time; prompts that are held do not run."""
+    def next_step(self, horizon: float, waiting: bool = False, single: bool = False) -> Step:
+        """Return what runs next, which is asked again by a time; prompts that are held do not run.
+
+        Of a batch that waits for others after every step a single one is asked for.
+        """
         self.horizon = horizon
         # No step takes more than this; only near the end of the cache is looked closer.
         if self.used + self.policy.step_tokens + self.decoding * self.made > self.capacity:
@@ -60,7 +63,7 @@ class Scheduler(SchedulerState):
                 pieces = self._schedule()
         self.barred = False
         if not pieces:
-            return self._decode_step()
+            return self._decode_step(single)
         decoding = self.decoding if self.policy.mixed else 0
         context = self.contexts / decoding if decoding else 0.0
         each = [(tokens, request.past) for request, tokens in pieces]
@@ -282,7 +285,7 @@ class Scheduler(SchedulerState):
         heappush(self.ends, (last, self.admitted, request))
         self.order.append(request)
 
-    def _decode_step(self) -> Step:
+    def _decode_step(self, single: bool) -> Step:
         """Return decode steps until a sequence ends, the cache is full, or somebody who may be admitted arrives."""
         ends, table, count = self.ends, self.table, self.decoding
         if not count:
@@ -292,6 +295,8 @@ class Scheduler(SchedulerState):
         while not request.running or request.last_step != last:
             heappop(ends)
             last, _, request = ends[0]
+        if single:
+            return Step((), 1, table.decode(count, self.contexts / count), count)
         steps, free = last - self.step, self.capacity - self.used
         if steps * count * self.made > free:
             steps = max(int(free // (count * self.made)), 1)
