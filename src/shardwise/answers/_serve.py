@@ -84,7 +84,7 @@ def _arrivals(inputs: Inputs) -> Arrivals:
         )
         return Arrivals(kind="burst")
     if sources == ["users"]:
-        return Arrivals(kind="closed", users=inputs.values["users"], think_seconds=inputs.get("think", 0.0))
+        return Arrivals(kind="closed", users=inputs.values["users"], think_seconds=inputs.values.get("think"))
     if word not in ("poisson", "constant", "gamma", "burst"):
         inputs.problems.add("arrivals", word, "is not a way to arrive", "use poisson, constant, gamma:CV or burst")
     try:

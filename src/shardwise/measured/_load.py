@@ -20,6 +20,7 @@ from shardwise.serving.load import (
     LoadOptions,
     ServeReport,
     band_of_parts,
+    client_seconds,
     limits_of,
     parts_of,
     policy_of,
@@ -178,6 +179,9 @@ def workload_of(record: Record, replicas: int, context: int) -> Workload:
         arrivals = Arrivals(kind="closed", users=max(asking, replicas))
     closed = arrivals.kind == "closed"
     prompt, made = (_length(record, name, closed, context) for name in ("input_tokens", "output_tokens"))
+    if closed:
+        # What the client takes before its next request is read: the next step has begun by then.
+        arrivals = replace(arrivals, think_seconds=_client_seconds(record, prompt.mean))
     cached, prefix = 0.0, 0
     if record.notes.get("enable_prefix_caching") != "0":
         prefix = min(record.whole("prefix_tokens"), max(round(prompt.mean) - 1, 0))
@@ -369,8 +373,7 @@ def _client_seconds(record: Record, tokens: float) -> float:
     if "client_seconds" in record.notes:
         return record.noted("client_seconds")
     record.rule_value("client")
-    client = read("engines.toml")["load"]
-    return float(client["client_seconds"] + client["tokenizer_seconds"] * tokens)
+    return client_seconds(tokens)
 
 
 def _parts(report: ServeReport, metric: str, quantile: str) -> dict[str, float]:

@@ -126,7 +126,8 @@ class Arrivals:
     """Standard deviation of the gaps over their mean, of "gamma"."""
     users: int = 0
     """Users of a closed loop, who start one after another, or all at once where just these requests are asked."""
-    think_seconds: float = 0.0
+    think_seconds: float | None = None
+    """Seconds from an answer to the user's next request; None: what a client and its tokenizer take."""
     times: tuple[float, ...] = ()
     """Seconds of each arrival of a trace, rising from 0."""
 
@@ -191,7 +192,7 @@ class Arrivals:
         if self.kind == "closed":
             if self.users < 1:
                 problems.add("users", self.users, "must be at least 1", "use for example 64")
-            if not (math.isfinite(self.think_seconds) and self.think_seconds >= 0):
+            if self.think_seconds is not None and not 0 <= self.think_seconds < math.inf:
                 problems.add("think_seconds", self.think_seconds, "must be 0 or more", "use for example 2s")
         elif self.kind == "trace":
             if not self.times:
@@ -226,8 +227,7 @@ class RequestClass:
             rule = f"must be 0 or more, and less than the {self.input_tokens.mean:g} tokens of a prompt"
             problems.add("prefix_tokens", self.prefix_tokens, rule, "count the prefix within the input")
         named = Problems()
-        for one in problems.items:
-            named.items.append(replace(one, field=f"{self.name}.{one.field}"))
+        named.items += [replace(one, field=f"{self.name}.{one.field}") for one in problems.items]
         return named
 
 

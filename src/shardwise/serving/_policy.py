@@ -140,6 +140,16 @@ def _table() -> dict[str, Any]:
     return own_table(__file__, "policies.toml")
 
 
+def client_seconds(tokens: float) -> float:
+    """Return what a client and the tokenizer take before a prompt of so many tokens is in the engine.
+
+    >>> round(client_seconds(1000), 4)
+    0.0101
+    """
+    client = _table()["client"]
+    return float(client["seconds"] + client["token_seconds"] * tokens)
+
+
 def limits_of(engine: str, device: Device, offline: bool = False) -> SchedulerLimits:
     """Return what an engine runs at once on a device unless it is told otherwise, as a server or offline.
 

@@ -1,6 +1,6 @@
 """Serving under load: workloads of requests over time, an engine's scheduler, and what users then wait."""
 
-from shardwise.serving._policy import Policy, SchedulerLimits, limits_of, policy_of
+from shardwise.serving._policy import Policy, SchedulerLimits, client_seconds, limits_of, policy_of
 from shardwise.serving.load._autoscale import SIGNALS, Autoscale
 from shardwise.serving.load._bands import HEADLINES, around, band_of_parts, parts_of, with_tail
 from shardwise.serving.load._batches import batches_of, lanes_of, most_running

@@ -25,6 +25,7 @@ from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
 from shardwise.serving.load._batches import groups_of, lanes_of
+from shardwise.serving.load._clients import think_of
 from shardwise.serving.load._clock import EngineQueue
 from shardwise.serving.load._means import Steady, early_first_token, in_tandem, placed_first
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
@@ -307,7 +308,7 @@ def closed_loop(
     Users of a benchmark start at once; of a server that runs on they join at the requests a second that it carries, and
     spread over the time they think, so that what is told of them is neither that rush nor a march in step.
     """
-    draws, think = replace(workload, seed=workload.seed * 1009 + replica).draws(), workload.arrivals.think_seconds
+    draws, think = replace(workload, seed=workload.seed * 1009 + replica).draws(), think_of(workload)
     issued = min(users, count)
 
     def made(at: float, user: int) -> Request:

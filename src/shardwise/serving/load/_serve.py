@@ -20,6 +20,7 @@ from shardwise.serving._report import InferReport, infer
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving.load._autoscale import Autoscale, Autoscaler
 from shardwise.serving.load._batches import groups_of
+from shardwise.serving.load._clients import client_note
 from shardwise.serving.load._fleet import Fleet, Pool, Router, Transfer, attention_groups
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._moments import moments_of
@@ -345,10 +346,7 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
     arrivals, policy = workload.arrivals, asked.policy
     _refuse_more_than_are_simulated(base, prefill)
     pool = _pool(base, policy, workload, "decode" if prefill else "both")
-    notes = (
-        f"{base.case.engine.title}: up to {policy.text}",
-        "latencies are the server's: no network, no tokenizer of the client",
-    )
+    notes = (f"{base.case.engine.title}: up to {policy.text}", client_note(workload))
     unknown = _notes_of(pool, workload, options)
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
     fleet = Fleet(decode=pool)
