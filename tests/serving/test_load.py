@@ -47,6 +47,7 @@ def workload(rate: float = 0.0, count: int = 400, **more: Any) -> Workload:
     return Workload(**{**fields, "count": count, **more})
 
 
+ONE = Length(mean=1)
 SPREAD = Length(kind="lognormal", mean=100, cv=0.8)
 
 
@@ -181,6 +182,25 @@ def test_one_request_is_a_static_batch_of_one(name: str) -> None:
     one = answer(name, workload(count=1, arrivals=Arrivals(kind="burst"))).requests[0]
     assert one.ttft_seconds == pytest.approx(alone.ttft_seconds, rel=0.02)
     assert one.e2e_seconds == pytest.approx(alone.request_seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["dense", "moe"])
+@pytest.mark.parametrize(
+    ("batch", "prompt", "step"), [(1, 3000, 2048), (1, 9000, 2048), (5, 3000, 2048), (8, 1100, 2048)]
+)
+def test_prompts_are_cut_as_the_engine_cuts_them(name: str, batch: int, prompt: int, step: int) -> None:
+    """Steps are full but the last: so many requests at once, of a token each, end as `infer` says of their batch."""
+    model, cluster, plan, engine = CASES[name]
+    options, machine = ServingOptions(engine=engine), Cluster.parse(cluster)
+    job = Serving(batch=batch, input_tokens=prompt, output_tokens=1, max_batched_tokens=step, max_sequences=8)
+    together = infer(load_model(model), machine, plan, job, options)
+    asked = workload(0, batch, arrivals=Arrivals(kind="burst"), input_tokens=Length(mean=prompt), output_tokens=ONE)
+    report = serve(
+        load_model(model), machine, plan, asked, Serving(max_batched_tokens=step, max_sequences=8),
+        LoadOptions(serving=options),
+    )  # fmt: skip
+    last = max(one.ttft_seconds for one in report.requests)
+    assert last == pytest.approx(together.ttft_seconds, rel=0.01)
 
 
 @pytest.mark.parametrize(

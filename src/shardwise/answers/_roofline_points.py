@@ -40,7 +40,7 @@ from shardwise.serving import (
     draft_ledger,
     draft_sizes,
     engine_cost_model,
-    prefill_step,
+    prefill_steps,
     step_ledger,
     tokens_per_step,
     uses_heads,
@@ -368,13 +368,13 @@ def step_points(report: InferReport, phase: str, step: EngineStep[float], times:
 def _of_serving(report: InferReport) -> Roofline:
     """Return the operators of a prefill and of the mean decode step, all layers together."""
     case, sizes = report.case, report.evaluation.sizes
-    step, count = prefill_step(case, sizes)
-    prefill = list(step_points(report, "prefill", step, float(count)))
+    filled = prefill_steps(case, sizes)
+    prefill = [p for step, count in filled if count for p in step_points(report, "prefill", step, float(count))]
     steps = decode_steps(case, sizes)
     made = tokens_per_step(report.job)
     decode = [point for at, share in steps if share for point in step_points(report, "decode", at, share / made)]
     what = {"prefill": "the prefill of a batch", "decode": "a decode step, the mean of the generation"}
-    return Roofline(report, (*prefill, *_mean(decode)), what)
+    return Roofline(report, (*_mean(prefill), *_mean(decode)), what)
 
 
 def roofline(report: TrainReport | InferReport) -> Roofline:

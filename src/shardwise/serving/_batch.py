@@ -1,7 +1,7 @@
 """From one serving case and the sizes of its plans to seconds and bytes.
 
-A static batch is some equal prefill steps and the mean decode step of its generation, whether sizes are plain numbers,
-columns of plans or traced numbers. Formulas: docs/formulas.md, inference.
+A static batch is prefill steps, all full but the last, and the mean decode step of its generation, whether sizes are
+plain numbers, columns of plans or traced numbers. Formulas: docs/formulas.md, inference.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Generic
 
-from shardwise.ledger.number import X, ceil, is_plain, maximum, minimum
+from shardwise.ledger.number import X, above, ceil, is_plain, maximum, minimum
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass, replace
 from shardwise.serving._cache import SequenceCache, breakpoints
@@ -17,10 +17,11 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.serving._memory import StageBytes, caches_of, stages_bytes
+from shardwise.serving._policy import cuts_prompts
 from shardwise.serving._routing import routing_notes
 from shardwise.serving._sizes import ServingSizes
 from shardwise.serving._speculation import tokens_per_step
-from shardwise.serving._step import StepCost, decode_cost, repeated, step_cost, weighted
+from shardwise.serving._step import StepCost, decode_cost, in_turn, step_cost, weighted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,25 +52,34 @@ def _alike(one: EngineStep[X], other: EngineStep[X]) -> bool:
     return all(isinstance(b, (int, float)) and is_plain(a, b) for a, b in sizes)
 
 
-def prefill_step(case: ServingCase, sizes: ServingSizes[X]) -> tuple[EngineStep[X], X]:
-    """Return the step of a prefill and how often it runs: once, or for `max_batched_tokens` at a time.
+def prefill_steps(case: ServingCase, sizes: ServingSizes[X]) -> list[tuple[EngineStep[X], X]]:
+    """Return the steps of a prefill, each with how often it runs: those that `step_tokens` fill, and the last one.
 
-    A step takes whole sequences while they fit, else an equal piece of one; a piece attends to those before it,
-    and since that grows linearly the middle piece stands for all (Sarathi-Serve, arXiv:2403.02310).
+    Engines that cut prompts fill every step, the others run whole prompts while they fit, and else cut them too. Of a
+    prompt that needs several steps a piece attends to those before it: that grows linearly, so that one at the mean
+    context stands for all full ones (Sarathi-Serve, arXiv:2403.02310).
     """
-    new, past = case.new_input_tokens, case.job.prefix_tokens
-    limit, one = case.step_tokens, 0 * sizes.batch + 1
+    new, past, batch = case.new_input_tokens, case.job.prefix_tokens, sizes.batch
+    limit, one = case.step_tokens, 0 * batch + 1
     if not limit:
-        return EngineStep(phase="prefill", sequences=sizes.batch, tokens=new, context=past), one
-    if limit >= new:
-        together = minimum(sizes.batch, limit // new)
-        count = ceil(sizes.batch / (limit // new))
-        even = minimum(together, sizes.batch / count)
-        return EngineStep(phase="prefill", sequences=even, tokens=new, context=past), count
-    pieces = -(-new // limit)
-    size = new / pieces
-    piece = EngineStep(phase="prefill", sequences=one, tokens=size, context=past + (new - size) / 2)
-    return piece, sizes.batch * pieces
+        return [(EngineStep(phase="prefill", sequences=batch, tokens=new, context=past), one)]
+    if limit < new:
+        full = ceil(batch * new / limit) - 1
+        rest = batch * new - full * limit
+        # Tokens before those of the full steps: of all prompts, less those of the last piece of the last one.
+        before = (batch * (new * new / 2) - rest * (new - rest / 2)) / (full * limit) - limit / 2
+        piece = EngineStep(phase="prefill", sequences=one, tokens=0 * batch + limit, context=past + before)
+        last = EngineStep(phase="prefill", sequences=one, tokens=rest, context=past + new - rest)
+        return [(piece, full), (last, one)]
+    together = limit if cuts_prompts(case.engine.name) else limit // new * new
+    full = ceil(batch * new / together) - 1
+    # Plain numbers see that one step is enough.
+    rest = above(full, 0, batch - full * (together / new), batch)
+    last = EngineStep(phase="prefill", sequences=rest, tokens=new, context=past)
+    if is_plain(full, 0):
+        return [(last, one)]
+    filled = EngineStep(phase="prefill", sequences=0 * batch + together / new, tokens=new, context=past)
+    return [(filled, full), (last, one)]
 
 
 def largest_step(case: ServingCase, sizes: ServingSizes[X]) -> EngineStep[X]:
@@ -185,17 +195,18 @@ def request_seconds(case: ServingCase, cost: BatchCost[X]) -> tuple[X, X]:
     if not case.engine.prefill.continuous_batching or not case.job.use_kv_cache:
         return cost.prefill.seconds, each
     one = replace(sizes, batch=0 * sizes.batch + 1)
-    step, count = prefill_step(case, one)
-    alone = repeated(case, step_cost(case, one, step, engine_cost_model(case, one)), count, "prompt").seconds
+    costs = engine_cost_model(case, one)
+    steps = [(step_cost(case, one, step, costs), count) for step, count in prefill_steps(case, one)]
+    alone = in_turn(case, steps, "prompt").seconds
     others, prompt = 1 - 1 / sizes.batch, cost.prefill.seconds / sizes.batch
     # With tokens to generate: else all prompts come at once, of whom one waits for half on average.
     decoding = each * tokens_per_step(case.job) if case.job.output_tokens else 0 * each
     busy = others * sizes.batch * prompt / whole
     queued = named(busy * prompt / (2 * (1 - busy)), "prompts under way")
     first = named(alone, "own prompt") + named(others * decoding / 2, "rest of a decode step") + queued
-    steps = max(case.job.output_tokens - 1, 0)
+    further = max(case.job.output_tokens - 1, 0)
     # A prompt alone may take as long as all at once, where it is launches that take time; tokens never outrun steps.
-    return first, named(maximum((whole - first) / steps, each), "decode step with prompts") if steps else each
+    return first, named(maximum((whole - first) / further, each), "decode step with prompts") if further else each
 
 
 def evaluate(case: ServingCase, sizes: ServingSizes[X], costs: EngineCostModel[X] | None = None) -> BatchCost[X]:
@@ -205,13 +216,14 @@ def evaluate(case: ServingCase, sizes: ServingSizes[X], costs: EngineCostModel[X
     """
     costs = engine_cost_model(case, sizes) if costs is None else costs
     decoding = replace(costs, decoding=True)
-    step, count = prefill_step(case, sizes)
-    ledgers = [step_ledger(case, sizes, step)]
-    prefill = repeated(case, step_cost(case, sizes, step, costs, ledgers[0]), count, "prefill")
-    # Working memory is that of the largest step, which is this one where prompts are not cut.
+    prompts = [(step, step_ledger(case, sizes, step), count) for step, count in prefill_steps(case, sizes)]
+    each = [(step_cost(case, sizes, step, costs, ledger), count) for step, ledger, count in prompts]
+    prefill = in_turn(case, each, "prefill")
+    # Working memory is that of the largest step, which is the only one where prompts are not cut.
+    step, ledger, _ = prompts[-1]
     if case.step_tokens and not _alike(step, largest := largest_step(case, sizes)):
-        ledgers = [step_ledger(case, sizes, largest)]
-    steps, made = [], tokens_per_step(case.job)
+        ledger = step_ledger(case, sizes, largest)
+    ledgers, steps, made = [ledger], [], tokens_per_step(case.job)
     for one, share in decode_steps(case, sizes):
         ledger = step_ledger(case, sizes, one)
         if case.job.speculative_method and one.phase == "decode":

@@ -182,8 +182,18 @@ def profile_of(engine: str, device: Device, sequences: int, step_tokens: int) ->
     return replace(own, sequences=sequences or own.sequences, step_tokens=step_tokens)
 
 
+@cache
 def _policy_row(engine: str) -> dict[str, Any]:
     return next(one for one in _table()["policy"] if re.fullmatch(one["engines"], engine))
+
+
+def cuts_prompts(engine: str) -> bool:
+    """Return whether an engine cuts a prompt to fill a step.
+
+    >>> [cuts_prompts(name) for name in ("vllm", "sglang", "tensorrt-llm")]
+    [True, True, False]
+    """
+    return bool(_policy_row(engine)["chunked"])
 
 
 def _chunk(row: dict[str, Any], device: Device) -> int:

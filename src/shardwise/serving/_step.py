@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from shardwise.cost import collective_seconds, family_of
 from shardwise.hardware import Device
-from shardwise.ledger.number import X, above, ceil, largest, maximum, total
+from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum, total
 from shardwise.ledger.op import Collective, Op, OpRole
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass, replace
@@ -327,24 +327,34 @@ def decode_cost(
     )
 
 
-def repeated(case: ServingCase, one: StepCost[X], count: X, name: str) -> StepCost[X]:
-    """Return seconds of `count` equal steps that follow one another: further ones each cost the slowest stage.
+def in_turn(case: ServingCase, steps: list[tuple[StepCost[X], X]], name: str) -> StepCost[X]:
+    """Return the last of several steps with the full ones before it: all but the first cost their slowest stage.
 
     Pieces of a prompt follow one another in groups, each of which runs dry before the next.
     """
-    most = case.engine.prefill.chunks_in_flight
-    ahead = count - (ceil(count / most) if most else 1)
+    *filled, (last, _) = steps
+    if not filled:
+        return replace(last, seconds=named(last.seconds, name))
+    (one, count), most = filled[0], case.engine.prefill.chunks_in_flight
+
+    def behind(pieces: X) -> X:
+        return pieces - (ceil(pieces / most) if most else minimum(pieces, 1.0))
+
+    ahead, every = behind(count), behind(count + 1)
     overlapped = ahead * maximum(one.seconds - one.slowest_stage, 0.0)
+    overlapped = overlapped + (every - ahead) * maximum(last.seconds - last.slowest_stage, 0.0)
+    both = count * named(one.seconds, "full step") + named(last.seconds, "last step") - overlapped
+    operators, roles, exposed, hidden = _summed([(count, one), (1, last)])
     return StepCost(
-        seconds=named(count * one.seconds - overlapped, name),
-        routed=count * one.routed,
-        operators={key: count * seconds for key, seconds in one.operators.items()},
-        roles={key: count * seconds for key, seconds in one.roles.items()},
-        exposed={key: count * seconds for key, seconds in one.exposed.items()},
-        hidden={key: count * seconds for key, seconds in one.hidden.items()},
-        overhead=count * one.overhead,
+        seconds=named(above(count, 0, both, last.seconds), name),
+        routed=count * one.routed + last.routed,
+        operators=operators,
+        roles=roles,
+        exposed=exposed,
+        hidden=hidden,
+        overhead=count * one.overhead + last.overhead,
         overlapped=overlapped,
-        slowest_stage=one.slowest_stage,
-        flops=count * one.flops,
-        moved_bytes=count * one.moved_bytes,
+        slowest_stage=maximum(one.slowest_stage, last.slowest_stage),
+        flops=count * one.flops + last.flops,
+        moved_bytes=count * one.moved_bytes + last.moved_bytes,
     )
