@@ -5,7 +5,8 @@
     python -m accuracy frozen [--update]                 how predictions of the frozen cases moved, or freeze them anew
     python -m accuracy rows [FILE.csv ...]               every row with its prediction, as CSV
     python -m accuracy gains [--update] [FILE.csv ...]   what each entry of what is known of sources brings elsewhere
-    python -m accuracy within [FILE.csv ...]             what vLLM serves within measured latencies, over measured
+    python -m accuracy within [FILE.csv ...]             what vLLM serves within measured latencies, over measured,
+                                                         and how far two measured runs of a deployment agree in it
 
 Files are the shipped measurements where none is named.
 """
@@ -16,7 +17,7 @@ import argparse
 import json
 import sys
 
-from accuracy import frozen, gains, score, within
+from accuracy import frozen, gains, repeats, score, within
 from accuracy.files import shipped
 from accuracy.published import measured
 from shardwise.measured import rows_csv
@@ -47,7 +48,7 @@ def main(words: list[str]) -> int:
         else:
             print(*gains.page(gains.rows(gains.gains(files))), sep="\n")
     elif given.command == "within":
-        print(*within.lines([*within.rows_within(files, "vllm")]), sep="\n")
+        print(*within.lines([*within.rows_within(files, "vllm")]), *repeats.lines(files, "vllm"), sep="\n")
     else:
         if score.stored()["constants"] != score.constants_hash():
             print("# constants have changed since the stored run: python -m accuracy update FILES", file=sys.stderr)

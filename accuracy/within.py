@@ -104,7 +104,8 @@ def rows_within(files: Sequence[str], engine: str) -> Iterator[Within]:
                     continue
 
 
-def _shares(ratios: Sequence[float]) -> str:
+def shares(ratios: Sequence[float]) -> str:
+    """Return the median of ratios, and how many lie between 0.8 and 1.25, in words."""
     near = sum(0.8 <= ratio <= 1.25 for ratio in ratios) / len(ratios)
     return f"median {quantile(sorted(ratios), 0.5):.2f}, 0.8 to 1.25 in {near:.0%}"
 
@@ -121,6 +122,6 @@ def lines(found: Sequence[Within]) -> Iterator[str]:
     ):
         if some:
             steepness = quantile(sorted(one.elasticity for one in some), 0.5)
-            yield f"{word:18s} {len(some):4d} rows, {_shares([one.ratio for one in some])}"
-            yield f"  as many in flight: {_shares([one.predicted / one.served for one in some])}"
-            yield f"  their TPOT:        {_shares([one.tpot for one in some])}, throughput as its power {steepness:.1f}"
+            yield f"{word:18s} {len(some):4d} rows, {shares([one.ratio for one in some])}"
+            yield f"  as many in flight: {shares([one.predicted / one.served for one in some])}"
+            yield f"  their TPOT:        {shares([one.tpot for one in some])}, throughput as its power {steepness:.1f}"
