@@ -40,6 +40,16 @@ def test_users_of_equal_requests_stay_in_step_where_steps_are_mixed_too() -> Non
     assert usual.latencies == answer(client_seconds(2048)).latencies
 
 
+@pytest.mark.parametrize(("tp", "measured"), [(4, 2233.44), (8, 2704.56)])
+def test_mixtures_reach_more_of_h20_than_of_h100(tp: int, measured: float) -> None:
+    """Tokens a second of Qwen3-Next in SGLang (pull 10467, 2025-09), 32 users: experts took a share of H100's peak."""
+    lengths = {"input_tokens": Length(mean=1000), "output_tokens": Length(mean=2000)}
+    asked = replace(ASKED, **lengths, arrivals=Arrivals(kind="closed", users=32))
+    options = LoadOptions(serving=ServingOptions(engine="sglang"))
+    report = serve(load_model("qwen3-next-80b-a3b"), Cluster.parse(f"{tp}xh20"), Plan(tp=tp), asked, None, options)
+    assert report.output_tokens_per_second == pytest.approx(measured, rel=0.2)
+
+
 def test_what_clients_are_taken_to_need_is_said() -> None:
     """It is an assumption where nobody states it, and none where somebody does."""
     left_out, stated = (any("users ask again after" in note for note in answer(t).assumptions) for t in (None, 0.5))

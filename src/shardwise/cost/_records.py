@@ -281,6 +281,9 @@ class DeviceFamily:
     all_reduce: Mapping[str, ReduceFit] = by_name()
     experts: Mapping[str, Mapping[str, Mapping[str, ExpertsFit]]] = by_name()
     """By engine, type of the weights and kernel."""
+    matrix_rate_by_device: Mapping[str, float] = by_name()
+    """FLOP/s of matrix units a core and clock over those of the devices that kernels were measured on."""
+    matrix_rate_source: str = ""
     prefill_kernels: AttentionTable | None = None
     decode_kernels: AttentionTable | None = None
     latent_prefill_kernels: AttentionTable | None = None
