@@ -203,6 +203,22 @@ def test_prompts_are_cut_as_the_engine_cuts_them(name: str, batch: int, prompt: 
     assert last == pytest.approx(together.ttft_seconds, rel=0.01)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(("stages", "prompt"), [(2, 9000), (4, 9000), (4, 1000)])
+def test_pieces_of_a_prompt_follow_one_another_through_the_stages(engine: str, stages: int, prompt: int) -> None:
+    """One request of 9,000 tokens in steps of 2,048 takes what `infer` says, simulated and in closed form.
+
+    It took 1.6 times as long on two stages, and 2.2 times on four, where each piece waited for the one before it.
+    """
+    model, machine, plan = load_model("llama-3.1-8b"), Cluster.parse(f"{stages}xh100-sxm-80gb"), Plan(pp=stages)
+    options, job = ServingOptions(engine=engine), Serving(max_batched_tokens=2048)
+    alone = infer(model, machine, plan, replace(job, batch=1, input_tokens=prompt, output_tokens=20), options)
+    asked = workload(1e-4, 1, input_tokens=Length(mean=prompt), output_tokens=Length(mean=20))
+    report = serve(model, machine, plan, asked, job, LoadOptions(serving=options))
+    for seconds in (report.requests[0].ttft_seconds, report.steady.ttft_seconds):
+        assert seconds == pytest.approx(alone.ttft_seconds, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("model", "cluster", "plan", "tokens"),
     [

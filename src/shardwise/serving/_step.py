@@ -343,7 +343,11 @@ def in_turn(case: ServingCase, steps: list[tuple[StepCost[X], X]], name: str) ->
     ahead, every = behind(count), behind(count + 1)
     overlapped = ahead * maximum(one.seconds - one.slowest_stage, 0.0)
     overlapped = overlapped + (every - ahead) * maximum(last.seconds - last.slowest_stage, 0.0)
-    both = count * named(one.seconds, "full step") + named(last.seconds, "last step") - overlapped
+    both = (
+        count * named(one.seconds, "full step")
+        + named(last.seconds, "last step")
+        - named(overlapped, "overlap of stages")
+    )
     operators, roles, exposed, hidden = _summed([(count, one), (1, last)])
     return StepCost(
         seconds=named(above(count, 0, both, last.seconds), name),

@@ -62,6 +62,8 @@ class LoadPrices:
     """Prompts of the mean length that a step has room for, less than 1 where one is cut."""
     alone: Any
     """A prompt where nobody decodes: [layout, 1]."""
+    following: Any
+    """The share of its seconds that it takes where its pieces follow one another through the stages: [layout, 1]."""
     cycles: Cycles
     """What steps of all batches take that go round together, where a step has room for all who arrive."""
 
@@ -179,6 +181,8 @@ class _Steps:
             decode=longest, batches=batches,
         )  # fmt: skip
         pieces, whole = np.ceil(added.pieces - 1e-9), np.floor(added.pieces)
+        each = [self._alone(i, new, batches) for i, (new, _) in enumerate(moments.prompts)]
+        alone, in_turn = (sum(seconds[i] for seconds in each) / len(each) for i in (0, 1))
         return LoadPrices(
             counts=counts,
             decode=decode,
@@ -193,8 +197,8 @@ class _Steps:
             pieces=pieces.mean(axis=0),
             behind=(whole * (added.pieces - (whole + 1) / 2)).mean(axis=0),
             together=together,
-            alone=sum(self._alone(i, new, batches) for i, (new, _) in enumerate(moments.prompts))
-            / len(moments.prompts),
+            alone=alone,
+            following=np.asarray(alone, float) / np.maximum(np.asarray(in_turn, float), 1e-300),
             cycles=cycles.tables(moments),
         )
 
@@ -249,11 +253,14 @@ class _Steps:
             last=np.stack([np.where(rest >= 1, one, 0.0) for one in last]),
         )  # fmt: skip
 
-    def _alone(self, index: int, new: float, batches: Batches) -> Any:
-        """Return seconds of a prompt of a class in steps of its own; its tokens go to the experts of all groups."""
+    def _alone(self, index: int, new: float, batches: Batches) -> tuple[Any, Any]:
+        """Return seconds of a prompt of a class in steps of its own; its tokens go to the experts of all groups.
+
+        Where its pieces follow one another through the stages of a pipeline, and of each after the one before.
+        """
         prompts, zero = self.prompts, np.zeros_like(batches.many)
         if not new:
-            return zero
+            return zero, zero
         size = min(new, self.policy.step_tokens) if self.policy.chunked else new
         spread = np.where(batches.piped, 1.0, batches.many)
 
@@ -264,7 +271,16 @@ class _Steps:
 
         whole, rest = divmod(new, size)
         named = named_each(step(size, 1.0), lambda _: f"a prompt of {size:.0f} tokens in a step of its own")
-        return whole * named + (step(rest, rest / size) if rest >= 1 else zero)
+        last = step(rest, rest / size) if rest >= 1 else zero
+        seconds = whole * named + last
+        if not (self.policy.chunked and batches.piped.any()):
+            return seconds, seconds
+        # After the first stage of all of them come as many stages more of the longest (Pinedo, proportionate flow
+        # shops): the last full one, which reads the most of the cache, or what is left.
+        lanes, apart = batches.lanes[:, None], prompts.apart[:, index, None] / max(new - size, 1.0)
+        longest = named + apart * (2 * (whole - 1) * size - new + size)
+        longest = np.maximum(longest, last + apart * rest / size * (new - rest))
+        return seconds / lanes + longest * (1 - 1 / lanes), seconds
 
 
 def _prompt_prices(

@@ -131,7 +131,12 @@ class Replica:
         return max(group.now, group.pending[0].ready) if group.pending else math.inf
 
     def _pipeline(self) -> None:
-        """Run steps of the batches in flight, each through one stage after another as they become free."""
+        """Run steps of the batches in flight, each through one stage after another as they become free.
+
+        The next piece of a prompt follows as the first stage is free: it reads what the stages before it have written
+        (github.com/vllm-project/vllm v0.26.0 vllm/v1/core/sched/scheduler.py _update_after_schedule; SGLang's chunks,
+        docs/advanced_features/pipeline_parallelism.md).
+        """
         groups, free, starts = self.groups, self.free, self._starts
         # Only the batch whose step it is changes: those of the others are looked at again when it is theirs.
         running = [group.decoding + len(group.prompts) for group in groups]
@@ -156,7 +161,7 @@ class Replica:
             for stage in range(self.stages):
                 before = free[stage]
                 free[stage] = done = (done if done > before else before) + each
-            group.run(step, 1, done - at)
+            group.run(step, 1, (free[0] if group.goes_on(step) else done) - at)
             running[index], waiting[index] = group.decoding + len(group.prompts), len(group.waiting)
             used[index] = group.used
             self.now = at

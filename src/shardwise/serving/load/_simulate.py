@@ -70,6 +70,11 @@ class Scheduler(SchedulerState):
         seconds = self.table.mixed(decoding, context, each)
         return Step(pieces, 1, seconds, decoding * self.table.verified + sum([tokens for tokens, _ in each]))
 
+    def goes_on(self, step: Step) -> bool:
+        """Return whether a step is pieces of prompts that go on, and no sequence waits for a token of it."""
+        waits = self.policy.mixed and self.decoding
+        return bool(step.pieces) and not waits and all(one.past + tokens < one.target for one, tokens in step.pieces)
+
     def repriced(self, step: Step, steps: int) -> float:
         """Return seconds of each of fewer decode steps than were planned."""
         if step.pieces or steps == step.steps or not self.decoding:
