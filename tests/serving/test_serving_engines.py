@@ -330,7 +330,7 @@ def test_long_prompts_in_8_bits_reach_what_the_tables_do(engine: str) -> None:
     assert 0.63 < flops / float(report.evaluation.prefill.roles["up"]) / 1979e12 < 0.70
 
 
-@pytest.mark.parametrize(("engine", "device"), [("sglang", "h100-sxm-80gb"), ("tensorrt-llm", "gb200")])
+@pytest.mark.parametrize(("engine", "device"), [("sglang-0.5.15", "h100-sxm-80gb"), ("tensorrt-llm", "gb200")])
 def test_prompts_wait_for_python_to_launch_their_kernels(engine: str, device: str) -> None:
     """A short prompt on fast devices takes its launches, a long one its kernels, and decode steps replay graphs."""
     eager = find_engine(engine)
@@ -346,6 +346,27 @@ def test_prompts_wait_for_python_to_launch_their_kernels(engine: str, device: st
         assert late.tpot_seconds == ahead.tpot_seconds
         assert (late.ttft_seconds > ahead.ttft_seconds) == bound
         assert late.ttft_seconds >= least
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "pp", "captured"),
+    [
+        ("llama-3.1-70b", "h100-sxm-80gb", 1, True),
+        ("llama-3.1-70b", "h100-sxm-80gb", 2, False),
+        ("llama-3.1-70b", "mi300x", 1, False),
+        ("gemma-3-27b", "h100-sxm-80gb", 1, True),
+        ("gemma-4-31b", "h100-sxm-80gb", 1, False),
+        ("deepseek-v3", "h200-sxm-141gb", 1, True),
+        ("deepseek-v3", "b200-sxm-180gb", 1, False),
+    ],
+)
+def test_sglang_replays_prompts_but_for_their_attention(model: str, device: str, pp: int, captured: bool) -> None:
+    """Where today's SGLang captures prompts a short one waits for attention's launches alone, else for all of them."""
+    job, plan = Serving(input_tokens=64, output_tokens=9), Plan(tp=8, pp=pp)
+    today, before = (ask(model, job, plan, device, engine=find_engine(name)) for name in ("sglang", "sglang-0.5.15"))
+    assert today.tpot_seconds == before.tpot_seconds
+    assert (today.ttft_seconds < before.ttft_seconds) == captured
+    assert (today.kv_cache_tokens < before.kv_cache_tokens) == captured
 
 
 @pytest.mark.parametrize(

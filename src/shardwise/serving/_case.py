@@ -68,7 +68,7 @@ class ServingCase:
     @property
     def tower_parameters(self) -> int:
         """Parameters of the towers that the engine loads beside the language model."""
-        loads = self.engine.memory.loads_towers and not self.job.language_model_only
+        loads = self.engine.memory.loads_towers_of(self.model.family) and not self.job.language_model_only
         return self.model.tower_parameters if loads else 0
 
     @property

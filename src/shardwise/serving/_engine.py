@@ -40,6 +40,8 @@ class HostSeconds:
     """Steps with prompts are launched module by module from Python, as those of transformers."""
     eager_decode: bool = False
     """Steps without prompts are launched so."""
+    captured_prompts: bool = False
+    """Steps with prompts are replayed but for their attention, where nothing in [static_share] speaks against it."""
     captured_tokens: int = 0
     """Most tokens of a step that is replayed from a captured graph instead, with prompts or without."""
     captured_of_family: tuple[tuple[str, int], ...] = ()

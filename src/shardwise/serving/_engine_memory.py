@@ -62,6 +62,8 @@ class EngineMemory:
     """Towers of images and sound are on its first stage, in 16 bits, split over the tensor-parallel ranks."""
     tables_on_host: bool = False
     """Tables of embeddings stay with the host of a device that has memory of its own."""
+    towers_asked: tuple[str, ...] = ()
+    """Families whose towers are loaded only where a launch asks for them."""
     static_buffers: bool = False
     """All buffers of a pass exist at once."""
     rotary_element_bytes: float = 0.0
@@ -130,6 +132,15 @@ class EngineMemory:
             return 0
         kept = window + self.window_slack + self.window_step * step
         return -(-kept // self.window_block) * self.window_block
+
+    def loads_towers_of(self, family: str) -> bool:
+        """Return whether the towers of a model of a family are loaded without being asked for.
+
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine("sglang").memory.loads_towers_of(family) for family in ("llama4_text", "gemma3_text")]
+        [False, True]
+        """
+        return self.loads_towers and not any(re.fullmatch(of, family) for of in self.towers_asked)
 
     def keeps_windows(self, family: str) -> bool:
         """Return whether layers with a window keep no more than that in models of a family.

@@ -97,7 +97,20 @@ def captured_sequences(case: ServingCase, sizes: ServingSizes[X]) -> X:
     if stated := case.engine.host.captured_sequences:
         return 0 * sizes.tp + stated
     few, many = static_row(case.cluster.device)["sequences"]
-    return above(server_ranks(sizes), 3, 0 * sizes.tp + many, 0 * sizes.tp + few)
+    most: X = above(server_ranks(sizes), 3, 0 * sizes.tp + many, 0 * sizes.tp + few)
+    return most
+
+
+def captures_prompts(case: ServingCase) -> bool:
+    """Return whether SGLang captures steps with prompts on one stage: not of every model, and on CUDA alone."""
+    table, host, device = engine_tables()["static_share"], case.engine.host, case.cluster.device
+    if host.eager_decode or not host.captured_prompts or device.vendor != "NVIDIA":
+        return False
+    family = case.model.family
+    if case.tower_parameters and not re.fullmatch(table["captured_with_towers"], family):
+        return False
+    left_out = [[table["uncaptured_prompts"], ".*"], *table["uncaptured_on"]]
+    return not any(re.fullmatch(of, family) and re.fullmatch(on, family_of(device)) for of, on in left_out)
 
 
 def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
@@ -123,7 +136,7 @@ def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
     each = total((maximum(one, 0) for one in runs), 0 * chunk)
     latent = any(m.latent for block in case.model.kinds for m in block.mixers)
     prompts = table["latent_prompts"] if latent else table["captured_prompt"] * each
-    if case.engine.host.eager_decode or re.fullmatch(table["uncaptured_prompts"], case.model.family):
+    if not captures_prompts(case):
         prompts = 0.0
     kept = table["base"] + table["chunk_token"] * maximum(chunk, table["least_chunk"])
     kept = kept + above(sizes.pp, 1, 0 * sizes.tp, 0 * sizes.tp + prompts) + table["rank"] * ranks * sizes.pp

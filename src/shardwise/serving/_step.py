@@ -24,11 +24,11 @@ from shardwise.serving._ledger import (
     step_ledger,
     uses_heads,
 )
-from shardwise.serving._memory import captured_sequences, layers_bytes
+from shardwise.serving._memory import captured_sequences, captures_prompts, layers_bytes
 from shardwise.serving._placed import LayerCost, add, host_lines, layer_cost
 from shardwise.serving._rates import type_of
 from shardwise.serving._replayed import beside_seconds
-from shardwise.serving._sizes import PipelineStage, ServingSizes
+from shardwise.serving._sizes import PipelineStage, ServingSizes, server_ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +47,9 @@ GROUPS: dict[str, tuple[OpRole, ...]] = {
     "small": ("norm", "add", "activation", "steps"),
 }
 """Roles of operators that people see as one; all others are GEMMs and what routes to them."""
+_BETWEEN_GRAPHS: tuple[OpRole, ...] = ("attention", "scores", "softmax", "context", "cache_write", "indexer", "state")
+"""Roles of what SGLang runs between the segments of a captured prompt (github.com/sgl-project/sglang 0.5.23 srt/layers,
+`eager_on_graph` of radix_attention.py, radix_linear_attention.py and attention/dsa/dsa_prefill_cuda_graph.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,13 +190,20 @@ def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X])
     return own + (host.host.sequence_seconds + host.host.block_seconds * blocks) * step.sequences
 
 
-def launches(case: ServingCase, ledger: StepLedger[X]) -> float:
-    """Return the kernels that a step launches, those that quantise the inputs of narrow GEMMs among them."""
+def launches(case: ServingCase, ledger: StepLedger[X], roles: Iterable[OpRole] = ()) -> float:
+    """Return the kernels that a step launches, those that quantise the inputs of narrow GEMMs among them.
+
+    With `roles` those of operators of these alone.
+    """
     narrow = {type_of(case, form) for form in case.format.narrow} - {case.dtype}
     if case.engine.host.compiled_prompts:
         narrow &= set(case.engine.quantisation.unfused_types)
+
+    def counted(op: Op[X]) -> bool:
+        return not _fused(case, op) and (not roles or op.role in roles)
+
     counts = (
-        sum(op.launches + (op.dtype in narrow and bool(op.weights)) for op in ops if not _fused(case, op))
+        sum(op.launches + (op.dtype in narrow and bool(op.weights)) for op in ops if counted(op))
         for _, ops in ledger.lines
     )
     return sum(times * count for times, count in zip((*case.model.kinds.values(), 1, 1), counts, strict=True))
@@ -246,7 +256,14 @@ def _late(case: ServingCase, sizes: ServingSizes[X], ledger: StepLedger[X], devi
     # XLA, which TPUs need, compiles whole steps.
     if not each or case.efficiencies.ideal or case.cluster.device.vendor == "Google":
         return 0 * device
-    late = named(maximum(each * launches(case, ledger) - device, 0.0), "launches by Python modules")
+    count = 0 * sizes.pp + launches(case, ledger)
+    if ledger.step.phase == "prefill" and captures_prompts(case):
+        # Graphs break at attention, which runs between their segments, each a launch of its own. Stages have none
+        # unless they are told to, and of groups that share experts all replay or none does, which one without a
+        # prompt prevents (0.5.23 srt/model_executor/runner/prefill_cuda_graph_runner.py, can_run_graph).
+        few = 0 * sizes.pp + launches(case, ledger, _BETWEEN_GRAPHS) + case.model.num_layers + 1
+        count = above(server_ranks(sizes) * sizes.pp, sizes.tp, count, few)
+    late = named(maximum(each * count - device, 0.0), "launches by Python modules")
     return _eager(case, sizes, ledger.step, late)
 
 
