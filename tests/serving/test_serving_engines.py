@@ -369,6 +369,16 @@ def test_sglang_replays_prompts_but_for_their_attention(model: str, device: str,
     assert (today.kv_cache_tokens < before.kv_cache_tokens) == captured
 
 
+def test_sglang_loads_towers_of_llama_4_only_where_it_is_asked_to() -> None:
+    """Its launch line of Llama 4 makes no tower, that of Gemma 3 does, and vLLM makes both."""
+    towers = {
+        (engine, model): ask(model, JOB, Plan(tp=8), engine=find_engine(engine)).case.tower_parameters > 0
+        for engine in ("sglang", "vllm")
+        for model in ("llama-4-scout", "gemma-3-27b")
+    }
+    assert [pair for pair, loaded in towers.items() if not loaded] == [("sglang", "llama-4-scout")]
+
+
 @pytest.mark.parametrize(
     ("engine", "device", "tp", "captured"),
     [
