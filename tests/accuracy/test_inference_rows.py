@@ -279,9 +279,13 @@ def test_attention_groups_are_replicas_that_share_experts(tmp_path: Path) -> Non
 
 
 def test_attention_groups_that_are_not_counted_are_refused(tmp_path: Path) -> None:
-    """A source that says that attention is grouped but not how many groups share experts cannot be predicted."""
-    found = only(tmp_path, {**INFERENCE, "model": "qwen3-30b-a3b", "notes": "attention_dp_enabled=1"})
+    """A source that says attention is grouped but not how many groups share experts is refused, but with one rank."""
+    row = {**INFERENCE, "model": "qwen3-30b-a3b"}
+    grouped = {"notes": "attention_dp_enabled=1"}
+    found = only(tmp_path, {**row, **grouped, "num_gpus": "4", "tp": "4"})
     assert (found.status, "attention_dp" in found.reason) == ("refused", True)
+    for one in ({"num_gpus": "1", "tp": "1"}, {"num_gpus": "1", "tp": ""}, {"num_gpus": "4", "tp": "1", "pp": "4"}):
+        assert only(tmp_path, {**row, **grouped, **one}).predicted == only(tmp_path, {**row, **one}).predicted
 
 
 @pytest.mark.parametrize(

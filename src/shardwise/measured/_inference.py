@@ -128,7 +128,8 @@ class InferenceRows:
         """Return the report of a deployment and what had to be assumed for it."""
         model = context.model_of(record)
         device, notes = context.device(_ANY_DEVICE if record.text("device") == "any" else record.text("device"))
-        if "attention_dp_enabled" in record.notes:
+        # Ranks of a stage are the groups: where there is one rank there is one group.
+        if "attention_dp_enabled" in record.notes and "1" not in (record.text("tp"), record.text("num_gpus")):
             raise refuse("attention_dp", record.text("attention_dp"), "how many groups share experts is not stated")
         engine = engine_of(context.engines, record, device)
         plan = _plan(record, model)
