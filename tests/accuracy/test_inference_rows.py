@@ -288,6 +288,17 @@ def test_attention_groups_that_are_not_counted_are_refused(tmp_path: Path) -> No
         assert only(tmp_path, {**row, **grouped, **one}).predicted == only(tmp_path, {**row, **one}).predicted
 
 
+@pytest.mark.parametrize(("engine", "most"), [("trtllm", 4 * 2048), ("vllm", 1024)])
+def test_a_pipeline_of_tensorrt_llm_runs_its_most_sequences_in_each_stage(
+    engine: str, most: int, tmp_path: Path
+) -> None:
+    """A queue of short requests fills max_batch_size in every batch that four stages have at once."""
+    row = {**INFERENCE, "engine": engine, "serving_mode": "offline_throughput", "metric": "output_tokens_per_second",
+           "num_gpus": "4", "tp": "1", "pp": "4", "input_tokens": "64", "output_tokens": "32", "batch": "",
+           "concurrency": ""}  # fmt: skip
+    assert f"offline: {most} requests at once" in said(only(tmp_path, row))
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [

@@ -24,6 +24,16 @@ class SchedulerLimits:
     set_aside: int
     step_tokens: int = 0
     whole_prompts: int = 0
+    of_stage: bool = False
+    """A pipeline runs so many sequences in each of the batches that it has at once, one a stage."""
+
+    def at_once(self, stages: int) -> int:
+        """Return the sequences that a pipeline of so many stages runs at once.
+
+        >>> [SchedulerLimits(sequences=256, set_aside=256, of_stage=each).at_once(4) for each in (False, True)]
+        [256, 1024]
+        """
+        return self.sequences * stages if self.of_stage else self.sequences
 
     @property
     def text(self) -> str:
@@ -163,7 +173,7 @@ def limits_of(engine: str, device: Device, offline: bool = False) -> SchedulerLi
         if device.memory_bytes >= large["memory_bytes"] and not re.fullmatch(large["except"], device.name):
             row = row | large
             break
-    stated = {name: row[name] for name in ("sequences", "step_tokens", "whole_prompts") if name in row}
+    stated = {name: row[name] for name in ("sequences", "step_tokens", "whole_prompts", "of_stage") if name in row}
     if offline and "offline_tokens" in row:
         stated["step_tokens"] = row["offline_tokens"]
     profiled = row["sequences"] if "step_tokens" in row else _table()["set_aside"]["sequences"]
