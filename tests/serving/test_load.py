@@ -1038,13 +1038,20 @@ def test_whole_prompts_share_a_step_as_far_as_its_stated_tokens_hold_them() -> N
     assert steps == [1, 4, 8]
 
 
-@pytest.mark.parametrize(("tokens", "raised"), [(0, False), (500, True), (1000, False)])
-def test_steps_that_are_stated_too_small_for_a_prompt_are_told(tokens: int, raised: bool) -> None:
-    """TensorRT-LLM cuts no prompt: a step of 500 tokens for prompts of 1,000 is larger, and the answer says why."""
-    options, asked = LoadOptions(serving=ServingOptions(engine="tensorrt-llm")), workload(1.0, 20)
+@pytest.mark.parametrize(
+    ("tokens", "prompt", "small"), [(0, 1000, 0), (500, 1000, 500), (1000, 1000, 0), (0, 9000, 8192)]
+)
+def test_steps_that_are_too_small_for_a_prompt_are_told(tokens: int, prompt: int, small: int) -> None:
+    """TensorRT-LLM cuts no prompt: a step of 500 tokens for prompts of 1,000 is larger, and the answer says why.
+
+    So is its own of 8,192 for prompts of 9,000, which a server that is not told otherwise refuses.
+    """
+    options = LoadOptions(serving=ServingOptions(engine="tensorrt-llm"))
+    asked = workload(1.0, 20, input_tokens=Length(mean=prompt))
     job = Serving(max_batched_tokens=tokens)
     notes = serve(load_model("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(), asked, job, options).assumptions
-    assert any("prompts are not cut and do not fit into 500" in note for note in notes) is raised
+    words = "prompts are not cut and do not fit into "
+    assert [note.partition(words)[2].split(")")[0] for note in notes if words in note] == [f"{small:,}"] * (small > 0)
 
 
 @pytest.mark.parametrize("also", ["", "-generated", "-windowed", "-generated-windowed"])

@@ -123,11 +123,10 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
     policy = replace(policy, batch_wait=options.batch_wait)
     if not policy.chunked:
         # A prompt that fills a step beside none that decode would never start beside some: no engine is set up so
-        # unless somebody says it. Steps stated smaller than a prompt are not what runs, and the answer says so.
-        small, stated = job.max_batched_tokens < prompt, job.max_batched_tokens
-        spare = made + (policy.max_sequences if policy.mixed else 0) if small else 0
-        tokens = max(policy.step_tokens, prompt + spare)
-        policy = replace(policy, step_tokens=tokens, raised_from=stated if small else 0)
+        # unless somebody says it. Steps smaller than a prompt, stated or its own, are not what runs, and that is told.
+        own = policy.step_tokens
+        spare = made + (policy.max_sequences if policy.mixed else 0) if job.max_batched_tokens < prompt else 0
+        policy = replace(policy, step_tokens=max(own, prompt + spare), raised_from=own if own < prompt else 0)
     return policy
 
 
