@@ -57,8 +57,8 @@ def test_what_is_passed_over_is_said_with_a_framework_that_does_not(tmp_path: Pa
     narrow = []
     for more in ("", "quantize_moe_experts: true\n"):
         (tmp_path / "a.yaml").write_text(text + more, encoding="utf-8")
-        narrow.append(import_file(tmp_path / "a.yaml", around=ImportContext(num_devices=1)).stack.narrow_experts)
-    assert narrow == [False, True]
+        narrow.append(import_file(tmp_path / "a.yaml", around=ImportContext(num_devices=1)).stack.settings)
+    assert [one.quantize_moe_experts for one in narrow] == [False, True]
 
 
 def test_a_fine_tune_whose_experts_stay_wide_is_led_to_a_framework_that_stores_them() -> None:
@@ -231,3 +231,28 @@ def test_axolotl_leaves_dropout_out_before_adapters_of_experts(tmp_path: Path) -
     assert run("train", "--from", str(tmp_path / "a.yaml"), "--on", "1xh200").status == 0
     ask = ("train", "deepseek-v2-lite", "--on", "1xh200", "--adapter", "lora", "--adapter-dropout", "0.05")
     assert "adapter_dropout" in run(*ask, "--seq-len", "512", "--stack", "ms-swift").err
+
+
+def test_axolotl_quantises_experts_where_it_is_asked() -> None:
+    """Its switch stores them in the format of the linear layers; the answer names it, and others have none."""
+    ask = ("train", "qwen3-30b-a3b", "--on", "h100", "--qlora", "--seq-len", "1024", "--recompute", "full", "--json")
+    wide = run(*ask, "--stack", "axolotl").tree
+    assert any("--quantize-moe-experts stores them in nf4-dq too" in line for line in wide["assumptions"])
+    stored = run(*ask, "--stack", "axolotl", "--quantize-moe-experts").tree
+    assert wide["memory"]["at_peak"]["weights"] > 110e9
+    assert stored["memory"]["at_peak"]["weights"] < 18e9
+    assert stored["launchable"] and stored["fits"]
+    other = run(*ask, "--stack", "trl", "--quantize-moe-experts").tree
+    assert [one["field"] for one in other["unlaunched"]] == ["quantize_moe_experts"]
+
+
+def test_a_file_of_axolotl_sets_what_the_flag_sets(tmp_path: Path) -> None:
+    """The switch is read as a setting, and written again."""
+    text = (
+        "base_model: Qwen/Qwen3-30B-A3B\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_target_modules: [q_proj]\n"
+    )
+    (tmp_path / "a.yaml").write_text(text + "quantize_moe_experts: true\nsequence_len: 1024\n", encoding="utf-8")
+    case = import_file(tmp_path / "a.yaml", around=ImportContext(num_devices=1))
+    assert case.stack.settings.quantize_moe_experts
+    ask = ("--from", str(tmp_path / "a.yaml"), "--on", "1xh100")
+    assert "quantize_moe_experts: true" in run("export", "axolotl", *ask).out

@@ -207,9 +207,9 @@ def _stack(keys: Keys, stack: Stack, model: Model | None) -> Stack:
         stack = replace(stack, adapter_kernels="")
     stack = _checkpointed(keys, stack)
     stack = _liger_layers(keys, stack, model)
-    if keys.flag("quantize_moe_experts"):
-        stack = replace(stack, narrow_experts=True)
     settings = _trainer.synchronised(keys, stack).settings
+    if keys.flag("quantize_moe_experts"):
+        settings = replace(settings, quantize_moe_experts=True)
     if keys.flag("liger_fused_linear_cross_entropy"):
         settings = replace(settings, loss="fused-linear")
     elif keys.flag("cut_cross_entropy") or _CCE in words_of(keys, "plugins"):
@@ -338,7 +338,7 @@ def _loss_words(stack: Stack) -> dict[str, Any]:
     tiles = stack.settings.tile_mlp
     tiled = {"tiled_mlp": True, "tiled_mlp_num_shards": tiles} if tiles > 1 else {}
     modules = {} if stack.adapter_kernels else dict.fromkeys(_KERNELS, False)
-    experts = {"quantize_moe_experts": True} if stack.narrow_experts else {}
+    experts = {"quantize_moe_experts": True} if stack.settings.quantize_moe_experts else {}
     return own | experts | tiled | modules | _trainer.sync_words(stack)
 
 

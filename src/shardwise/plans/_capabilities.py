@@ -21,7 +21,7 @@ RuleConditions: TypeAlias = tuple[tuple[str, Values], ...]
 
 DIVISORS = "of "
 """What stands before the field whose divisors a rule of a framework wants."""
-SETTING_WORDS = ("tile_mlp", "updates_in_backward", "checkpoint_policy", "loss")
+SETTING_WORDS = ("tile_mlp", "updates_in_backward", "quantize_moe_experts", "checkpoint_policy", "loss")
 JOB_WORDS = (
     *("precision", "optimizer", "method", "adapter", "adapter_precision", "base", "full_training", "experts"),
     *SETTING_WORDS,
@@ -102,6 +102,8 @@ class Capabilities:
     """It runs the feed-forward of a sequence piece by piece."""
     updates_in_backward: bool
     """It updates each parameter as soon as its gradient is there."""
+    quantize_moe_experts: bool
+    """Its user can have bitsandbytes store experts that are parameters."""
     checkpoint_policy: tuple[str, ...]
     """What its full recompute can keep (`Settings.checkpoint_policy`)."""
     rules: tuple[CapabilityRule, ...]
@@ -205,6 +207,9 @@ def _refused_words(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> It
         yield Refusal("tile_mlp", int(job["tile_mlp"]), "runs a feed-forward whole", (1,))
     if job.get("updates_in_backward") and not runs.updates_in_backward:
         yield Refusal("updates_in_backward", True, "updates after backward", ("an update after backward",))
+    if job.get("quantize_moe_experts") and not runs.quantize_moe_experts:
+        because = "has no switch that stores experts in 4 or 8 bits"
+        yield Refusal("quantize_moe_experts", True, because, ("experts as they come",))
     policy = job.get("checkpoint_policy")
     if policy and policy not in runs.checkpoint_policy:
         yield Refusal(

@@ -86,4 +86,6 @@ def wide_experts(stack: Stack, family: str) -> bool:
     """
     if family in LINEAR_EXPERTS:
         return False
+    if stack.settings.quantize_moe_experts:
+        return False
     return not stack.narrow_experts or (stack.experts_loop and family in PARAMETER_EXPERTS)

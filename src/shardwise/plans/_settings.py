@@ -121,6 +121,8 @@ class Settings:
     """Gradients are reduced every micro-batch where the framework keeps them whole until the last (accelerate)."""
     updates_in_backward: bool = False
     """Each tensor is updated as soon as its gradient is made, which is then freed."""
+    quantize_moe_experts: bool = False
+    """Experts that are parameters are stored as the narrow weights beside them (axolotl's word)."""
 
     @property
     def rollout_beside_bytes(self) -> float:

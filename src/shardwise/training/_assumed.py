@@ -34,6 +34,8 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
         idle.append(("bucket_elements", "no optimizer is sharded"))
     if settings.max_live_parameters and not case.recipe.shards_weights:
         idle.append(("max_live_parameters", "no weights are sharded"))
+    if settings.quantize_moe_experts and not (case.model.has_experts and case.tuning and case.tuning.base.bitsandbytes):
+        idle.append(("quantize_moe_experts", "there are no experts beside weights of bitsandbytes"))
     if settings.pipeline_runs > 1 and plan.pp == 1:
         idle.append((f"pipeline_runs {settings.pipeline_runs}", "pp is 1"))
     if settings.sync_each_batch and not (case.stack.accumulates_whole and case.recipe.shards_weights):

@@ -159,6 +159,7 @@ class TrainingCase:
         job, settings = self.job, self.stack.settings
         tiles = {"tile_mlp": str(settings.tile_mlp)} if settings.tile_mlp > 1 else {}
         early = {"updates_in_backward": "true"} if settings.updates_in_backward else {}
+        early |= {"quantize_moe_experts": "true"} if settings.quantize_moe_experts else {}
         kept = {"checkpoint_policy": settings.checkpoint_policy} if settings.checkpoint_policy else {}
         loss = {"loss": settings.loss} if settings.loss else {}
         base = {"adapter": job.adapter, "adapter_precision": job.adapter_precision, "base": job.base or "bf16"}

@@ -221,6 +221,8 @@ def _flags_beside(case: TrainingCase, changes: FieldChanges, stack: str) -> str:
     if then.stack.usual_offload and then.plan.recompute == "full" != case.plan.recompute and not then.plan.offload:
         kept["offload"] = "none"
     named = stack or stack_beside(case, then)
+    if named and case.job.base.startswith("nf4") and find_stack(named).four_bits != case.stack.four_bits:
+        kept["base"] = case.job.base
     return flags_of({**kept, **changes, **({"stack": named} if named else {})})
 
 
@@ -291,7 +293,9 @@ def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
         if not one.fits and plan.dp > 1 and not plan.sharding_rules.weights and "sharding" not in changes:
             one = _tried_anywhere(report, ask, {**changes, "sharding": word})
         proposed.append(one)
-    if _wide_experts(report):
+    if _wide_experts(report) and report.case.stack.runs.quantize_moe_experts:
+        proposed.append(tried(report, ask, {"recompute": "full", "quantize_moe_experts": True}))
+    elif _wide_experts(report):
         storing = proposed_for("narrow_experts")
         hosted = dict.fromkeys((*plan.offload, *find_stack(storing).usual_offload))
         proposed.append(tried(report, ask, {"recompute": "full", "offload": tuple(hosted)}, storing))

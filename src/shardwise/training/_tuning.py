@@ -278,8 +278,8 @@ def _wide_experts(tuning: Tuning, stack: Stack) -> list[str]:
     why = (
         f"{tuning.base.name} of {stack.name} is of linear layers alone, and experts are parameters since transformers 5"
     )
-    storing = proposed_for("narrow_experts")
-    return [f"experts in {width}: {why}; --stack {storing} stores them in {tuning.base.name} too"]
+    own = "--quantize-moe-experts" if stack.runs.quantize_moe_experts else f"--stack {proposed_for('narrow_experts')}"
+    return [f"experts in {width}: {why}; {own} stores them in {tuning.base.name} too"]
 
 
 def _foreign_names(model: Model, job: Training, tuning: Tuning) -> list[str]:
