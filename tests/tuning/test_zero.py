@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,23 @@ def test_ms_swift_under_fsdp_keeps_fp32_weights() -> None:
     assert sharded["weights"] == pytest.approx(8_030_261_248 * 4 / 8, rel=1e-3)
     tuned = asked("--stack", "ms-swift", "--sharding", "fsdp", "--adapter", "lora")["memory"]["at_peak"]
     assert tuned["weights"] == pytest.approx(8_030_261_248 * 2 / 8, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("stack", "model", "more"),
+    [("trl", "llama-3.1-8b", ()), ("llama-factory", "llama-3.1-8b", ()),
+     ("axolotl", "qwen3-30b-a3b", ("--adapter", "lora", "--base", "nf4"))],
+)  # fmt: skip
+@pytest.mark.parametrize("sharding", ["fsdp", "none,fsdp"])
+def test_a_search_of_sharded_plans_is_what_train_says(
+    stack: str, model: str, more: tuple[str, ...], sharding: str
+) -> None:
+    """Autocast casts no weights that are sharded, and frozen experts stay narrow, whichever shardings are searched.
+
+    The page has the front as it was searched, the tree as `train` answers for each of its plans.
+    """
+    ask = ("plan", "train", model, "--on", "8xh200", "--seq-len", "1024", "--global-batch", "8", "--stack", stack)
+    words = (*ask, *more, "--sharding", sharding, "--tp", "1", "--pp", "1", "--cp", "1", "--ep", "1")
+    answered = [f"{row['device_bytes'] / 2**30:.2f}" for row in run(*words, "--json").tree["front"]]
+    searched = re.findall(r"ms +([0-9.]+) GiB +8 ", run(*words).out.split("FRONT")[1].split("REJECTED")[0])
+    assert searched == answered

@@ -109,8 +109,7 @@ def _details(
     """
     wrong, refused, seen = Problems(), list[Problem](), set[tuple[object, ...]]()
     layers = product(space.stage_layers or ("usual",), space.recompute_layers or (0,))
-    whole = _groups(case, space, named)
-    groups = [(n, words) for n, several in whole for words in _apart(case, space, several)]
+    groups = [(n, words) for n, several in _groups(case, space, named) for words in _apart(case, space, several)]
     ways = product(layers, space.offload or ((),), space.modules or ((),), groups)
     for (shift, limit), offload, modules, (shard, shardings) in ways:
         problems = plan_problems(case.model, Plan(offload=offload, modules=modules, sharding="zero3"), 0)
@@ -140,7 +139,7 @@ def _details(
             seen |= {(shift, plan, shard, shardings, mode) for mode in modes}
             shifted: Any = {} if shift == "usual" else {"partition": f"{case.stack.partition} {shift}"}
             own = replace(space, recompute=tuple(modes), sharding=shardings)
-            chosen: Any = {"sharding": shardings[0]} if _sharded(shardings) and len(groups) > len(whole) else {}
+            chosen: Any = {"sharding": shardings[0]} if _sharded(shardings) else {}
             yield replace(plan, shard=shard, **chosen), replace(case.stack, **shifted), own
     wrong.raise_if_any()
     if not seen:
@@ -166,11 +165,15 @@ def _sharded(shardings: tuple[str, ...]) -> bool:
 
 
 def _apart(case: TrainingCase, space: SearchSpace, shardings: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return shardings of a grid in parts whose layers are alike: autocast casts no weights that are sharded."""
+    """Return shardings of a grid in parts whose layers are alike.
+
+    Autocast casts no weights that are sharded, and nothing makes fp32 of frozen experts that are.
+    """
     precisions = space.precision or (case.precision.name,)
     parts = [tuple(w for w in shardings if find_sharding(w).weights == weights) for weights in (False, True)]
-    apart = case.stack.autocasts and any(find_precision(one).autocast for one in precisions) and all(parts)
-    return parts if apart else [shardings]
+    cast = case.stack.autocasts and any(find_precision(one).autocast for one in precisions)
+    widened = case.tuning is not None and bool(case.tuning.expert_bytes)
+    return parts if (cast or widened) and all(parts) else [shardings]
 
 
 def _groups(case: TrainingCase, space: SearchSpace, named: Sequence[str]) -> list[tuple[int, tuple[str, ...]]]:

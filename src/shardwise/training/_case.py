@@ -63,8 +63,10 @@ class TrainingCase:
         """Return the case of another plan, and of the job with the batch that the plan deduced."""
         other = replace(self, plan=plan, job=job)
         if replace(job, global_batch=self.job.global_batch) == self.job:
-            # What no plan decides is not found again.
-            other.__dict__.update({name: getattr(self, name) for name in ("precision", "tuning", "order", "domains")})
+            # What no plan decides is not found again; whether weights are sharded decides how wide frozen experts are.
+            alike = plan.sharding_rules.weights == self.plan.sharding_rules.weights
+            names = ("precision", "order", "domains", *(("tuning",) if alike else ()))
+            other.__dict__.update({name: getattr(self, name) for name in names})
         return other
 
     @cached_property
