@@ -75,6 +75,20 @@ def test_fused_log_probabilities_hold_one_tile(name: str, tokens: int, rows: flo
     assert op.transient_bytes == pytest.approx(6 * rows * model.vocab, rel=1e-4)
 
 
+@pytest.mark.parametrize("tokens", [16384, 65536])
+def test_log_probabilities_by_entries_hold_all_tokens_of_a_chunk(tokens: int) -> None:
+    """prime-rl takes 2,048 entries at a time of all tokens: 22 bytes each at most, and the gradient of the input."""
+    model = Model.load("qwen3-0.6b")
+    (op,), (cut,), (whole,) = (
+        loss(_with_loss(tokens, "chunked-entries"), model),
+        head(_with_loss(tokens, "chunked-entries"), model),
+        head(_with_loss(tokens, ""), model),
+    )
+    assert op.transient_bytes == tokens * (22 * 2048 + 2 * model.hidden)
+    assert sum(t.size_bytes for t in op.saves) == 8 * tokens
+    assert (cut.backward_flops, cut.output_bytes) == (whole.backward_flops + whole.flops, 0)
+
+
 # (tokens, width of the head's input, vocabulary, bytes a value) -> bytes above what is kept, with and without the
 # gradient of the weight: a storage tracker of torch 2.13.0 on ChunkedLogProbFunction of trl 1.16.0, its Triton kernels,
 # which allocate nothing, left out.
@@ -158,7 +172,7 @@ def test_pieces_of_head_and_loss_run_over_a_split_vocabulary() -> None:
     assert whole.transient_bytes > half.transient_bytes
 
 
-@pytest.mark.parametrize("kernel", ["fused-linear", "cce", "fused-logprobs"])
+@pytest.mark.parametrize("kernel", ["fused-linear", "cce", "fused-logprobs", "chunked-entries"])
 @pytest.mark.parametrize("tokens", [512, 8192, 65536])
 def test_losses_without_logits_hold_less(kernel: str, tokens: int) -> None:
     """What loss and head hold together is below that of whole logits at any length from 512 tokens on."""

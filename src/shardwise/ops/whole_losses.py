@@ -18,7 +18,8 @@ def within_loss(y: Layout[X], op: Op[X], width: int) -> Op[X]:
     "fused-linear" (github.com/linkedin/Liger-Kernel ops/fused_linear_cross_entropy.py) takes both gradients of a chunk
     in forward and keeps them; "cce" (github.com/apple/ml-cross-entropy cut_cross_entropy/cce.py), "fused-logprobs"
     (github.com/AgileRL/AgileRL agilerl/algorithms/core/llm_ops/fused_logprobs.py) and "fused-lm-head" (trl 1.16.0
-    trainer/utils.py add_fused_lm_head) keep the input and compute the logits again in backward. "chunked-linear" runs
+    trainer/utils.py add_fused_lm_head) keep the input and compute the logits again in backward, as "chunked-entries"
+    does (`_by_entries`). "chunked-linear" runs
     both passes of a piece before the next and keeps the gradient of the input alone (`_pieces`).
     """
     op = replace(op, output_bytes=0)
@@ -153,6 +154,29 @@ def _fused_head(y: Layout[X], T: X, width: int, V: X) -> Op[X]:
     return memory_op(y, "loss", "loss", moved, saves=(kept,), kernels=5, role="loss", transient_bytes=at_work)
 
 
+# prime-rl's chunks: prime_rl/trainer/rl/config.py auto_setup_fused_lm_head_chunk_size (2026-01). Bytes a logit of a
+# chunk at its most, the exponential in backward: 16-bit logits, fp32 ones, those less their log-sum and their
+# exponentials, beside exponentials and gradients of the chunk before, which Python still names.
+_ENTRIES, _ENTRY_BYTES = 2048, 22.0
+# What each logit is read and written, kernel by kernel: forward its product, cast, scale, maximum, exponential and both
+# sums; backward product, cast, scale, exponential, gradient, scale and a cast for each of two products.
+_ENTRY_TRAFFIC = (58.0, 64.0)
+
+
+def _by_entries(y: Layout[X], T: X, width: int, V: X) -> Op[X]:
+    """Return prime-rl's log-probabilities and entropies: all tokens, 2,048 entries of the vocabulary at a time.
+
+    Source: github.com/PrimeIntellect-ai/prime-rl src/prime_rl/trainer/models/layers/lm_head.py _ChunkedLogProbEntropyFn
+    (2026-01): PyTorch's own kernels; the gradient of the input is added up in its type, chunk by chunk.
+    """
+    chunk = minimum(V, _ENTRIES)
+    gradient = y.a * T * width
+    added = 4 * gradient * ceil(divide(V, chunk))
+    kept = Tensor(name="loss.lse", size_bytes=8 * T, born="loss")
+    return memory_op(y, "loss", "loss", (_ENTRY_TRAFFIC[0] * T * V, _ENTRY_TRAFFIC[1] * T * V + added), saves=(kept,),
+                     transient_bytes=_ENTRY_BYTES * T * chunk + gradient, kernels=12, role="loss")  # fmt: skip
+
+
 def whole_loss(y: Layout[X], width: int, V: X) -> tuple[Op[X], ...]:
     """Return a cross entropy that takes the head with it: what it keeps a token, and the logits of a chunk."""
     T = y.tokens
@@ -173,6 +197,8 @@ def whole_loss(y: Layout[X], width: int, V: X) -> tuple[Op[X], ...]:
         return (_pieces(y, T, width, V),)
     if y.stack.loss_kernel == "chunked-nll":
         return (_checkpointed(y, T, width, V),)
+    if y.stack.loss_kernel == "chunked-entries":
+        return (_by_entries(y, T, width, V),)
     # The kernel reads the logits of a chunk twice and writes their gradient in place.
     chunk = y.a * _chunk_tokens(T, width, V) * V
     return (memory_op(y, "loss", "loss", (3 * y.a * T * V, 0 * T), transient_bytes=chunk, kernels=5, role="loss"),)

@@ -32,6 +32,7 @@ LossKernel: TypeAlias = Literal[
     "cce",
     "fused-logprobs",
     "fused-lm-head",
+    "chunked-entries",
     "vocab-parallel",
     "vocab-parallel-copied",
     "vocab-parallel-compiled",
@@ -48,7 +49,9 @@ CHECKPOINT_POLICIES: tuple[CheckpointPolicy, ...] = get_args(CheckpointPolicy)
 ROLLOUTS = ("asleep", "awake", "apart")
 """Places of the engine of rollouts: on the trainer's devices asleep or awake, or on devices of its own."""
 SLEEPING_BYTES = 700 * 2.0**20  # github.com/AgileRL/AgileRL agilerl/memory, vLLM asleep at level 1 (2026-08)
-UNSPLIT_LOSSES: tuple[LossKernel, ...] = ("fused-linear", "cce", "fused-logprobs", "fused-lm-head", "chunked-nll")
+UNSPLIT_LOSSES: tuple[LossKernel, ...] = (
+    *("fused-linear", "cce", "fused-logprobs", "fused-lm-head", "chunked-entries", "chunked-nll"),
+)
 """Those that take the head with them, over a whole vocabulary."""
 PIECED_LOSSES: tuple[LossKernel, ...] = ("chunked-linear", "chunked-linear-compiled")
 """Those that run head and loss piece by piece, forward and backward, whether ranks share the vocabulary or not."""
