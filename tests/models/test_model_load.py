@@ -72,7 +72,17 @@ def test_every_catalogue_model_loads_and_says_where_it_comes_from() -> None:
     for name in model_names():
         model, entry = load_model(name), catalogue()[name]
         assert model.name == name
-        assert {*entry} <= {"config", "source", "hub", "also", "parameters", "beside", "towers", "uncertain"}
+        assert {*entry} <= {
+            "config",
+            "source",
+            "hub",
+            "also",
+            "contexts",
+            "parameters",
+            "beside",
+            "towers",
+            "uncertain",
+        }
         assert entry["source"].startswith("https://")
         assert not any(note.startswith(("ignored", "absent")) for note in model.assumptions), (name, model.assumptions)
 
@@ -300,3 +310,20 @@ def test_a_copy_that_is_not_listed_is_told_by_the_model_in_its_name(word: str, r
 def test_models_that_people_type_are_as_large_as_their_checkpoints(name: str, billions: float) -> None:
     """Billions of parameters of the language model, as the hub counts the tensors of each."""
     assert count_parameters(load_model(name)) / 1e9 == pytest.approx(billions, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("word", "context"),
+    [
+        ("qwen2.5-7b", 131072), ("Qwen/Qwen2.5-7B", 131072), ("Qwen/Qwen2.5-7B-Instruct", 32768),
+        ("qwen2.5-7b-instruct", 32768), ("unsloth/Qwen2.5-7B-Instruct", 32768), ("Qwen/Qwen2.5-Math-7B", 4096),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 131072), ("Qwen/QwQ-32B", 40960), ("kimi-k2-0905", 262144),
+        ("moonshotai/Kimi-K2-Instruct", 131072), ("mistralai_Devstral-Small-2507", 131072),
+        ("microsoft/Phi-4-reasoning-plus", 32768), ("microsoft/phi-4", 16384),
+    ],
+)  # fmt: skip
+def test_a_release_has_its_own_context(word: str, context: int) -> None:
+    """Releases that share a model's sizes were trained to lengths of their own, which their config.json states."""
+    model = load_model(word)
+    assert model.max_context == context
+    assert load_model(word, {"max_position_embeddings": 8192}).max_context == 8192

@@ -15,6 +15,7 @@ from shardwise.errors import InputError, Problem, near
 from shardwise.files import read_json
 from shardwise.libraries import how_to_install
 from shardwise.models._architecture import Architecture
+from shardwise.models._contexts import released_context
 from shardwise.models._copies import split_copy, stored_by
 from shardwise.models._importer import FilePart, architecture_from_config
 from shardwise.models._sizes import architecture_from_sizes
@@ -131,7 +132,7 @@ def resolve_architecture(
         return _from_own(own, overrides, part)
     architecture = find_model(word)
     if architecture is not None:
-        return _from_catalogue(architecture, overrides)
+        return _from_catalogue(architecture, overrides, word)
     path = os.path.expanduser(word)
     if os.path.exists(path) or word.endswith(".json"):
         return _from_path(path, overrides, part)
@@ -140,7 +141,7 @@ def resolve_architecture(
         return _from_copy(word, *copy, overrides)
     copied = namesake(word) if re.fullmatch(r"\w[\w.-]*/[\w.-]+", word, re.ASCII) else None
     if copied is not None:
-        return _from_catalogue(copied, overrides, (f"{word} is taken for {copied}, after which it is named",))
+        return _from_catalogue(copied, overrides, word, (f"{word} is taken for {copied}, after which it is named",))
     return _from_hub(word, overrides, part)
 
 
@@ -188,8 +189,8 @@ def _from_sizes(file: OwnFile, sizes: Mapping[str, Any]) -> Architecture:
 def catalogue() -> dict[str, dict[str, Any]]:
     """Return every entry by name: `config`, `hub` ids, published `parameters`, `source`, `uncertain` fields.
 
-    `also` are other names of a model, `beside` the parts that the release has beside this language model, `towers` how
-    many parameters those have.
+    `also` are other names of a model, `contexts` those of names whose release has another than the entry, `beside` the
+    parts that the release has beside this language model, `towers` how many parameters those have.
     """
     with open(os.path.join(os.path.dirname(__file__), "catalogue", "models.json"), encoding="ascii") as file:
         return cast(dict[str, dict[str, Any]], json.load(file))
@@ -238,8 +239,7 @@ def quantised_copy(word: str) -> tuple[str, str] | None:
     >>> quantised_copy("bartowski/Llama-3.2-3B-Instruct-GGUF"), quantised_copy("unsloth/Qwen3-8B-unsloth-bnb-4bit")
     (('llama-3.2-3b', 'q4_k_m'), ('qwen3-8b', 'nf4'))
     """
-    own = re.split(r"[/\\]", word)[-1]
-    name, stored = split_copy(own)
+    name, stored = split_copy(re.split(r"[/\\]", word)[-1])
     base = namesake(name) if stored else None
     return None if base is None else (base, stored)
 
@@ -263,10 +263,11 @@ def _untuned(name: str) -> str:
     return bare
 
 
-def _from_catalogue(name: str, overrides: Mapping[str, Any] | None, more: Sequence[str] = ()) -> Architecture:
-    if not overrides and not more:
-        return _listed(name)
-    return _with(name, overrides, more)
+def _from_catalogue(
+    name: str, overrides: Mapping[str, Any] | None, word: str = "", more: Sequence[str] = ()
+) -> Architecture:
+    context = released_context(catalogue()[name], word)
+    return _with(name, overrides, more, context) if overrides or more or context else _listed(name)
 
 
 @cache
@@ -275,20 +276,21 @@ def _listed(name: str) -> Model:
     return Model.of(_with(name, None))
 
 
-def _with(name: str, overrides: Mapping[str, Any] | None, more: Sequence[str] = ()) -> Architecture:
-    """Return a model of the catalogue with overrides, and more that is said of it."""
+def _with(name: str, overrides: Mapping[str, Any] | None, more: Sequence[str] = (), context: int = 0) -> Architecture:
+    """Return a model of the catalogue with overrides, more that is said of it, and the context of its release."""
     entry = catalogue()[name]
     notes = [*more, *(f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", []))]
     if "beside" in entry:
         notes.append(f"only the language model is counted, without its {entry['beside']}")
-    model = architecture_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
+    config = entry["config"] | ({"max_position_embeddings": context} if context else {})
+    model = architecture_from_config(config, name=name, overrides=overrides, notes=notes)
     return replace(model, tower_parameters=entry["towers"]) if "towers" in entry else model
 
 
 def _from_copy(word: str, base: str, stored: str, overrides: Mapping[str, Any] | None) -> Architecture:
     """Return a model of the catalogue as a copy stores it, under the copy's name."""
-    model = _from_catalogue(base, overrides, (f"{word} is {base} whose weights are stored as {stored}",))
-    return replace(model, name=word, quantization=stored)
+    note = f"{word} is {base} whose weights are stored as {stored}"
+    return replace(_from_catalogue(base, overrides, split_copy(word)[0], (note,)), name=word, quantization=stored)
 
 
 def _from_path(path: str, overrides: Mapping[str, Any] | None, part: FilePart) -> Architecture:
