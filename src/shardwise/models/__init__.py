@@ -49,3 +49,4 @@ from shardwise.models._recurrent import (
     Rwkv,
     ShortConv,
 )
+from shardwise.models._tensors import TensorShare, attending_heads, tensor_shares

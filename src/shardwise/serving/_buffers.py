@@ -9,7 +9,6 @@ from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
-from shardwise.models import Attention
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._ledger import StepLedger
@@ -55,9 +54,9 @@ def rotary_bytes(case: ServingCase, zero: X) -> X:
     memory, model = case.engine.memory, case.model
     if not memory.rotary_element_bytes or not re.fullmatch(memory.rotary_families, model.family):
         return zero
-    mixers = (mixer for block in model.kinds for mixer in block.mixers if isinstance(mixer, Attention))
+    rotated = ((one.rotated, one.cached_heads()) for block in model.kinds for one in block.mixers if one.rotated)
     factor = model.rotary_factor or 1.0
-    tables = {(one.rotated, 1.0 if one.window else factor) for one in mixers if one.rotated}
+    tables = {(width, 1.0 if heads and heads.windowed else factor) for width, heads in rotated}
     elements = sum(width * model.max_context * longer for width, longer in tables)
     return named(
         zero + memory.rotary_element_bytes * elements,

@@ -15,21 +15,10 @@ from functools import lru_cache
 from typing import Any
 
 from shardwise.ledger.op import Weight
-from shardwise.models import Attention, Block, LatentAttention, Model
+from shardwise.models import Block, Model, attending_heads, tensor_shares
 from shardwise.ops.count import lines, whole_layout
-from shardwise.records import dataclass, replace
+from shardwise.records import replace
 from shardwise.serving._formats import WeightFormat, format_tables, tensor_key
-
-_PARTS = {"up": "up", "down": "down", "out": "out"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorRows:
-    """Elements of a tensor that one type holds: `part` of the rules, and how many make one of its rows."""
-
-    part: str
-    elements: float
-    inner: int
 
 
 def mixed(form: WeightFormat, model: Model) -> WeightFormat:
@@ -79,13 +68,13 @@ def _bits(name: str, model: Model, block: Block | None, weight: Weight[Any]) -> 
             word = "q8_0"
         yield _fitting(word, model.hidden), float(weight.whole)
         return
-    rows = _rows(block, weight)
-    number = _numbered(model, rows[0].part)
-    for one in rows:
+    *_, outer, inner = weight.shape
+    for one in tensor_shares(block, weight.role, float(outer), int(inner)):
+        number = _numbered(model, one.part)
         rules = [rule for rule in mixture.get(one.part, ()) if _applies(rule[0], model)]
         words = [_chosen(rules, layer, number) or mixture["type"] for layer in range(number)]
         for word in dict.fromkeys(words):
-            yield _fitting(word, one.inner), one.elements * words.count(word) / number
+            yield _fitting(word, one.inner), float(weight.whole) * one.share * words.count(word) / number
 
 
 def _fitting(word: str, inner: int) -> float:
@@ -97,44 +86,22 @@ def _fitting(word: str, inner: int) -> float:
     return _fitting(own["instead"], inner) if "instead" in own else 16.0
 
 
-def _rows(block: Block | None, weight: Weight[Any]) -> list[TensorRows]:
-    """Return the tensors that a matrix of a layer stands for in a file."""
-    *_, outer, inner = weight.shape
-    whole, inner = float(weight.whole), int(inner)
-    mixers = block.mixers if block else ()
-    core = next((mixer for mixer in mixers if isinstance(mixer, Attention)), None)
-    latent = next((mixer for mixer in mixers if isinstance(mixer, LatentAttention)), None)
-    if weight.role == "kv_up" and latent:
-        keys, values = latent.qk_nope_head_dim, latent.v_head_dim
-        widths = (("other", keys, keys), ("other", values, latent.kv_lora_rank))
-        return [TensorRows(part=one, elements=whole * n / (keys + values), inner=k) for one, n, k in widths]
-    if weight.role != "qkv" or core is None:
-        return [TensorRows(part=_PARTS.get(weight.role, "other"), elements=whole, inner=inner)]
-    if core.fused_projection:
-        return [TensorRows(part="v", elements=whole, inner=inner)]
-    own = {} if core.kv_from_earlier else {"k": core.kv_heads * core.head_dim, "v": core.kv_heads * core.value_dim}
-    if core.shared_key_value:
-        own.pop("v", None)
-    shares = {"q": max(outer - sum(own.values()), 0), **own}
-    return [TensorRows(part=one, elements=whole * n / outer, inner=inner) for one, n in shares.items()]
-
-
 def _numbered(model: Model, part: str) -> int:
     """Return how many layers the tensors of a part are numbered through: of values those that attend."""
-    attending = sum(any(isinstance(m, Attention) for m in block.mixers) for block in model.layers)
-    return (attending if part in ("q", "k", "v") else 0) or model.num_layers
+    return (len(attending_heads(model)) if part in ("q", "k", "v") else 0) or model.num_layers
 
 
 def _applies(condition: str, model: Model) -> bool:
     """Return whether the words of a condition that are of the whole model hold."""
-    cores = [m for block in model.layers for m in block.mixers if isinstance(m, Attention)]
+    heads = attending_heads(model)
+    groups = heads[0].query_heads / heads[0].heads if heads else 1
     experts = max((block.experts.experts for block in model.kinds if block.experts), default=0)
     holds = {
-        "gqa4": any(core.heads >= 4 * core.kv_heads for core in cores[:1]),
+        "gqa4": groups >= 4,
         "experts4": experts >= 4,
         "experts8": experts == 8,
         # What the engine calls 70B: Llama's and Qwen2's of 80 layers with grouped heads.
-        "70b": model.family in ("llama", "qwen2") and model.num_layers == 80 and cores[0].heads > cores[0].kv_heads,
+        "70b": model.family in ("llama", "qwen2") and model.num_layers == 80 and groups > 1,
     }
     return all(holds.get(word, True) for word in condition.split())
 
