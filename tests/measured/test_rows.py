@@ -422,7 +422,8 @@ def test_metrics_of_a_run_of_serving_are_figures_of_one_report(tmp_path: Path) -
     assert found["total_tokens_per_second"] == pytest.approx(rate * 640 / 128)
     assert found["decode_tokens_per_second"] == pytest.approx(1 / found["tpot"])
     assert found["prefill_tokens_per_second"] == pytest.approx(8 * 512 / found["ttft"], rel=0.05)
-    assert found["weights_bytes_per_gpu"] == pytest.approx(8030261248, rel=1e-3)  # 16 bits, half on each device
+    # 16 bits, half on each device, and all of the tables of rotation.
+    assert found["weights_bytes_per_gpu"] == pytest.approx(8030261248 + 131072 * 128 * 2, rel=1e-3)
     assert found["kv_cache_tokens"] == pytest.approx(found["kv_cache_bytes_per_gpu"] / (32 * 4 * 128 * 2 * 2), rel=1e-3)
     assert found["peak_memory_bytes"] > found["weights_bytes_per_gpu"] + found["non_torch_bytes"]
     offline = {**row, "serving_mode": "offline_throughput", "batch": "64", "pp": "2", "num_gpus": "4"}
