@@ -60,6 +60,10 @@ def _bits(name: str, model: Model, block: Block | None, weight: Weight[Any]) -> 
     if weight.kind == "vector" or weight.role == "router" or positions or wide == 16.0:
         yield wide, float(weight.whole)
         return
+    trained = table["trained_experts"]
+    if weight.expert and model.family in trained["families"]:
+        yield trained["bits"], float(weight.whole)
+        return
     if weight.kind in ("embedding", "head"):
         word = mixture.get("head", mixture["type"])
         if weight.kind == "embedding" and not model.tied:
