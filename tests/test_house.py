@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,16 @@ def trees() -> dict[str, ast.Module]:
 
 
 @cache
+def every_node() -> dict[str, list[ast.AST]]:
+    """All nodes of each module by its path."""
+    return {path: [*ast.walk(tree)] for path, tree in trees().items()}
+
+
+@cache
 def nodes() -> tuple[tuple[str, Any], ...]:
     """What can ask for something, with the path of its module: comparisons, calls, attributes, tuples and imports."""
     kinds = (ast.Compare, ast.Call, ast.Attribute, ast.Tuple, ast.ImportFrom)
-    return tuple((path, n) for path, tree in trees().items() for n in ast.walk(tree) if isinstance(n, kinds))
+    return tuple((path, n) for path, every in every_node().items() for n in every if isinstance(n, kinds))
 
 
 def places(asks: Callable[[Any], bool], *apart: str) -> list[str]:
@@ -142,9 +149,9 @@ def test_a_fact_is_asked_for_where_it_lives(fact: str) -> None:
 VAGUE = {"found", "said", "told", "held", "beside", "taken"}
 
 
-def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the names that a module gives: of functions, parameters, variables and fields."""
-    for node in ast.walk(tree):
+def _names(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield the names that nodes of a module give: of functions, parameters, variables and fields."""
+    for node in nodes:
         if isinstance(node, ast.FunctionDef):
             yield node.lineno, node.name.lstrip("_")
         elif isinstance(node, ast.arg):
@@ -153,12 +160,12 @@ def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
 
 
-def _types(tree: ast.Module) -> Iterator[str]:
+def _types(path: str) -> Iterator[str]:
     """Yield the classes of a module and the names that it gives to types."""
-    for node in ast.walk(tree):
+    for node in every_node()[path]:
         if isinstance(node, ast.ClassDef):
             yield node.name
-    for node in tree.body:
+    for node in trees()[path].body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(target, ast.Name) and re.match("_?[A-Z][A-Za-z]*[a-z]", target.id):
             yield target.id
@@ -166,10 +173,10 @@ def _types(tree: ast.Module) -> Iterator[str]:
 
 def test_names_say_what_they_are() -> None:
     """No value is called by a participle that fits any value, and no class or type is defined twice."""
-    named = ((path, line, name) for path, tree in trees().items() for line, name in _names(tree))
+    named = ((path, line, name) for path, every in every_node().items() for line, name in _names(every))
     assert [f"{path}:{line}: {name}" for path, line, name in named if name in VAGUE] == []
-    types = [name for tree in trees().values() for name in _types(tree)]
-    assert sorted(name for name in set(types) if types.count(name) > 1) == []
+    types = [name for path in trees() for name in _types(path)]
+    assert sorted(name for name, count in Counter(types).items() if count > 1) == []
 
 
 def _imports(node: ast.AST) -> Iterator[ast.ImportFrom]:

@@ -36,7 +36,10 @@ def test_bytes_taken_from_another_row_are_its_own(
         for sharding, device_bytes in taken.items():
             assert np.array_equal(device_bytes, np.broadcast_to(outputs[f"bytes {sharding}"], (modes, len(asked))))
         spared, compared = spared + len(asked) - len(some), compared + 1
-        yield from fitting(self, rows, cells, at)
+        # What is found to fit is kept from the search: what it takes in seconds is nothing to its bytes.
+        for _ in fitting(self, rows, cells, at):
+            pass
+        yield from ()
 
     monkeypatch.setattr(Job, "fitting", checked)
     space = SearchSpace(cp_kind=kinds)
