@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import Any
 
 from shardwise.errors import Problems
+from shardwise.files import own_table
 from shardwise.ledger.op import Op
 from shardwise.models import EXPERT_NAMES, Model, layer_name
 from shardwise.ops.adapter_parts import KNOWN_TARGETS, matches, modules_of, spelled, words_of
@@ -171,29 +174,24 @@ def _halves(tuning: Tuning, roles: set[str], problems: Problems) -> None:
         problems.add("targets", asked, rule, f"add {other}")
 
 
-CONVOLUTIONS = ("gpt-sw3", "gpt2")
-"""Types whose linear layers are transformers' Conv1D."""
-LINEAR_ALONE = (
-    "beft", "boft", "c3a", "delora", "glora", "lily", "loha", "lokr", "miss", "oft", "psoft", "road",
-)  # fmt: skip
-"""Methods that peft 0.21.2 refuses beside those, run one by one."""
+@cache
+def _refused(what: str) -> dict[str, Any]:
+    """Return the types of models of which peft refuses something, and the methods that it refuses there."""
+    return dict(own_table(__file__, "peft.toml")[what])
 
 
 def _convolutions(model: Model, tuning: Tuning, problems: Problems) -> None:
     """Record a method that stands beside linear layers alone, of a class that has others."""
-    if model.family in CONVOLUTIONS and tuning.adapter in LINEAR_ALONE:
+    refused = _refused("convolutions")
+    if model.family in refused["types"] and tuning.adapter in refused["methods"]:
         rule = f"stands beside linear layers, and those of {model.family} are Conv1D, which peft refuses"
         problems.add("adapter", tuning.adapter, rule, "use --adapter lora")
 
 
-MAMBA_TYPES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
-"""Types of whose last projection peft refuses adapters (peft 0.21.2 tuners/tuners_utils.py)."""
-
-
 def _state_space(model: Model, tuning: Tuning, reached: set[str], problems: Problems) -> None:
     """Record adapters of a projection whose weight the fused kernel reads past its layer."""
-    of_lora = tuning.adapter in (*LORA, "adalora", "randlora")
-    if of_lora and model.family in MAMBA_TYPES and "out" in reached:
+    refused = _refused("read_past_adapters")
+    if model.family in refused["types"] and tuning.adapter in (*LORA, *refused["methods"]) and "out" in reached:
         others = ",".join(name for name in module_names(model) if name not in ("out", "head", "embedding", "router"))
         rule = f"reach out_proj, whose weight kernels of {model.family} read past its adapter, so that peft refuses it"
         problems.add("targets", ",".join(tuning.targets), rule, f"use --targets {others}")
