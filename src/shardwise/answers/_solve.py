@@ -100,12 +100,8 @@ def _checked(questions: Questions, field: str) -> None:
     raise fail("solve", field, "is not a number that can be solved for", remedy)
 
 
-def solved(inputs: Inputs, width: int) -> Answer:
-    """Return the answer of `--solve`."""
-    field = str(inputs.values["solve"]).strip().removeprefix("--").replace("-", "_")
-    questions = Questions(inputs)
-    _checked(questions, field)
-    check_drawable(inputs)
+def _searched(inputs: Inputs, questions: Questions, field: str) -> tuple[float | None, dict[float, VaryPoint]]:
+    """Return the value that is asked for, None where none keeps the verdict, and the points that were tried."""
     tried: dict[float, VaryPoint] = {}
 
     def at(value: float) -> bool:
@@ -122,12 +118,24 @@ def solved(inputs: Inputs, width: int) -> Answer:
     searches = inputs.command == "plan" and kind_of(inputs) in ("train", "infer")
     asked = HELPED & inputs.values.keys() or (inputs.command, field) == ("serve", "max_sequences")
     best = _sought(field, at, questions, alone if searches else None, but if asked else None)
-    points = [tried[value] for value in sorted(tried)]
-    others = dict.fromkeys(one for point in points for one in point.problems if one.field not in ("plan", field))
-    if best is None and others and (len(others) == 1 or all(p.report is None for p in points)):
+    others = dict.fromkeys(
+        one for _, point in sorted(tried.items()) for one in point.problems if one.field not in ("plan", field)
+    )
+    if best is None and others and (len(others) == 1 or all(p.report is None for p in tried.values())):
         raise InputError(others)  # what other fields lack, not what this one may be
     if best is not None and _unbounded(field, best, tried):
         raise _endless(questions, field)
+    return best, tried
+
+
+def solved(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `--solve`."""
+    field = str(inputs.values["solve"]).strip().removeprefix("--").replace("-", "_")
+    questions = Questions(inputs)
+    _checked(questions, field)
+    check_drawable(inputs)
+    best, tried = _searched(inputs, questions, field)
+    points = [tried[value] for value in sorted(tried)]
     plan = "" if best is None else tried[best].plan
     beyond = _beyond(inputs, field, best, tried)
     rows = write_rows(inputs, points)
