@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardwise.answers._answer import Answer
-from shardwise.answers._converters import fail
+from shardwise.answers._converters import FIGURES, fail
 from shardwise.answers._inputs import Inputs
 from shardwise.errors import InputError, Problem
 from shardwise.libraries import is_installed
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from shardwise.training import StepTimeline, TrainReport
 
     Drawn: TypeAlias = TrainReport | InferReport | ServeReport | Roofline | TrainingResult | ServingResult | LoadResult
-
-FIGURES = (".svg", ".png", ".pdf", ".html")
 
 
 def figure_of(answer: Drawn) -> Figure:

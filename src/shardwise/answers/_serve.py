@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _USUAL = {"input_tokens": 512, "output_tokens": 128}
 _QUANTILED = ("mean_", "p50_", "p90_", "p95_", "p99_")
 _MOST_CLASSES = 100
+_SOURCES = ("rate", "users", "trace", "stages")
 
 
 def _length(values: Mapping[str, Any], name: str, usual: int) -> Length:
@@ -66,12 +67,10 @@ def _arrivals(inputs: Inputs) -> Arrivals:
     """Return when requests arrive; records a problem where nothing or two things say so."""
     from shardwise.plans import Arrivals
 
-    sources = [name for name in ("rate", "users", "trace", "stages") if name in inputs.values]
+    sources = [name for name in _SOURCES if name in inputs.values]
     word, _, cv = str(inputs.get("arrivals", "poisson")).partition(":")
     _refuse_what_has_no_effect(inputs, word, cv)
-    if word == "burst" and not sources:
-        return Arrivals(kind="burst")
-    if not sources and inputs.bad & {"rate", "users", "trace", "stages"}:
+    if not sources and (word == "burst" or inputs.bad & {*_SOURCES}):
         return Arrivals(kind="burst")
     if len(sources) != 1:
         rule = (

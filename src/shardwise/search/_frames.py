@@ -17,6 +17,7 @@ from shardwise.search._columns import distinct_rows, tied
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._grid import PlanGrid
 from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, SearchOptions
+from shardwise.search._serving_space import WORDS as SETUP_WORDS
 from shardwise.training import TrainingCase
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def serving_frame(grid: ServingGrid, table: ServingTable | None) -> Frame:
     words = list(zip(*(word for word, _ in grid.setups), strict=True))
     setup_words = {
         name: [str(column[setup] or "") for setup in table.setup.tolist()]
-        for name, column in zip(("engine", "weights", "kv_cache", "compute"), words, strict=True)
+        for name, column in zip(SETUP_WORDS, words, strict=True)
     }
     numbers = {
         name: getattr(table, name)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
 from shardwise.plans import (
+    OFFLOADS,
     WHOLE_LOSSES,
     LossKernel,
     Plan,
@@ -174,7 +175,7 @@ def bundles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     early = ({**narrow, "updates_in_backward": True},) if report.evaluation.sizes.num_micro == 1 else ()
     # Frameworks send states away with what is sharded, on one device too.
     away: FieldChanges = {**lean, "precision": "bf16-pure", "sharding": report.case.stack.runs.word("fsdp")}
-    away["offload"] = ("optimizer", "gradients", "parameters", "activations")
+    away["offload"] = OFFLOADS
     if report.case.job.adapter:
         base = "bf16" if _wide_experts(report) else "nf4"
         yield from ({"recompute": "full"}, lean, {**lean, "base": base}, {**lean, "offload": ("activations",)})
