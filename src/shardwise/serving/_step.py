@@ -12,6 +12,7 @@ from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum, t
 from shardwise.ledger.op import Collective, Op, OpRole
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass, replace
+from shardwise.serving._captured import captured_sequences, captures_prompts
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
 from shardwise.serving._engine import engine_tables
@@ -24,7 +25,7 @@ from shardwise.serving._ledger import (
     step_ledger,
     uses_heads,
 )
-from shardwise.serving._memory import captured_sequences, captures_prompts, layers_bytes
+from shardwise.serving._memory import layers_bytes
 from shardwise.serving._placed import LayerCost, add, host_lines, layer_cost
 from shardwise.serving._rates import type_of
 from shardwise.serving._replayed import beside_seconds
