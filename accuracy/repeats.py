@@ -59,7 +59,7 @@ def served_at(curve: Curve, tpot: float) -> float:
     (low, few), (high, many) = points[max(after, 1) - 1], points[max(after, 1)]
     if high <= low:
         return few
-    return few * (many / few) ** (math.log(tpot / low) / math.log(high / low))
+    return few * math.exp(math.log(many / few) * math.log(tpot / low) / math.log(high / low))
 
 
 def ratios(files: Sequence[str], engine: str, same_release: bool) -> Iterator[float]:
