@@ -182,8 +182,9 @@ def test_an_fp8_cache_is_half() -> None:
     ],
 )  # fmt: skip
 def test_weights_by_format(model: str, weights: str, tp: int, expected: float) -> None:
-    """Weights on a rank are its share of the matrices in their format and all of the norms."""
-    assert ask(model, Serving(weights=weights), Plan(tp=tp)).weights_bytes_per_gpu == pytest.approx(expected, rel=1e-12)
+    """Weights on a rank are its share of the matrices in their format, all of the norms and 4,096 angles of 64 pairs."""
+    loaded = ask(model, Serving(weights=weights), Plan(tp=tp)).weights_bytes_per_gpu
+    assert loaded == pytest.approx(expected + 4096 * 128 * 2, rel=1e-12)
 
 
 def test_experts_alone_take_their_format() -> None:
