@@ -369,6 +369,18 @@ def test_sglang_replays_prompts_but_for_their_attention(model: str, device: str,
     assert (today.kv_cache_tokens < before.kv_cache_tokens) == captured
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_batches_of_a_search_are_captured_whatever_the_first_of_them_runs(engine: str) -> None:
+    """Columns of batches share a case, whose own most sequences bound no decode step of theirs."""
+    job = Serving(input_tokens=64, output_tokens=9, max_sequences=1)
+    case = ask("qwen3-0.6b", job, Plan(), engine=find_engine(engine)).case
+    ahead = replace(case, engine=replace(case.engine, host=replace(case.engine.host, eager_prompts=False)))
+    sizes = sizes_of(case.model, case.plan, case.job, case.domains)
+    one = EngineStep(phase="decode", sequences=16.0, tokens=1.0, context=64.0)
+    late, in_time = (decode_cost(some, sizes, one, engine_cost_model(some, sizes)) for some in (case, ahead))
+    assert late.seconds == in_time.seconds
+
+
 def test_sglang_loads_towers_of_llama_4_only_where_it_is_asked_to() -> None:
     """Its launch line of Llama 4 makes no tower, that of Gemma 3 does, and vLLM makes both."""
     towers = {

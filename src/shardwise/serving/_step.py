@@ -245,8 +245,10 @@ def _eager(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X], late:
             return late
         if host.captured_by_memory:
             return above(step.sequences, captured_sequences(case, sizes), late, none)
-        if not host.captured_tokens:
+        # What is captured for the sequences that may run holds all that do.
+        if not (most := host.most_captured(family_of(case.cluster.device))):
             return none
+        return above(step.sequences * step.tokens, most, late, none)
     replayed = replayed_tokens(case)
     return above(step.sequences * step.tokens, replayed, late, none) if replayed else late
 
