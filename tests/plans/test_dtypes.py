@@ -28,12 +28,12 @@ def test_there_are_twelve() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_served_weights_have_the_bits_of_the_name(name: str) -> None:
-    """Matrices of the layers take X bits and all else Z, to the byte."""
+    """Matrices of the layers take X bits and all else Z, to the byte; so do angles of 4,096 positions in 16 bits."""
     w, _, e = DTYPES[name]
     parts = parameters_by_component(load_model("llama-2-7b"))
     layers = parts["attention"] + parts["mlp"]
     rest = sum(parts.values()) - layers
-    assert infer("--dtype", name)["weights_bytes_per_gpu"] == layers * w / 8 + rest * e / 8
+    assert infer("--dtype", name)["weights_bytes_per_gpu"] == layers * w / 8 + rest * e / 8 + 4096 * 128 * 2
 
 
 @pytest.mark.parametrize(("name", "compute"), [("w16a16e16", "bf16"), ("w8a8e16", "int8"), ("w4a4e32", "int4")])

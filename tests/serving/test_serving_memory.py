@@ -182,7 +182,7 @@ def test_an_fp8_cache_is_half() -> None:
     ],
 )  # fmt: skip
 def test_weights_by_format(model: str, weights: str, tp: int, expected: float) -> None:
-    """Weights on a rank are its share of the matrices in their format, all of the norms and 4,096 angles of 64 pairs."""
+    """Weights on a rank are its share of the matrices in their format, all norms and angles of 4,096 positions."""
     loaded = ask(model, Serving(weights=weights), Plan(tp=tp)).weights_bytes_per_gpu
     assert loaded == pytest.approx(expected + 4096 * 128 * 2, rel=1e-12)
 

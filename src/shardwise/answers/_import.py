@@ -116,7 +116,7 @@ def _plain(value: object) -> object:
 def stack_changes(case: Imported) -> dict[str, object]:
     """Return what a file changes in the behaviour of its framework."""
     base = find_stack(case.stack.name)
-    changed = _differing(case.stack, base, ("sources", "settings"))
+    changed = _differing(case.stack, base, ("sources", "settings", "runs"))
     changed |= _differing(case.stack.settings, base.settings)
     return dict(sorted(changed.items()))
 
