@@ -348,7 +348,7 @@ def test_what_a_plan_shares_with_its_changes_is_alike() -> None:
     """Autocast keeps no casts of sharded weights: blocks that were priced under ZeRO-1 are not those of FSDP."""
     plan = Plan(dp=8, micro_batch=1, sharding="zero1", recompute="full")
     model, cluster = load_model("gemma-7b"), Cluster.parse("8xrtx-3060")
-    job, options = Training(seq_len=4096, global_batch=256), TrainingOptions(stack="llama-factory")
+    job, options = Training(seq_len=4096, global_batch=256), TrainingOptions(stack="fsdp2")
     report = train(model, cluster, plan, job, options)
     change = next(one for one in report.changes if one.value == "fsdp")
     asked = train(model, cluster, replace(plan, sharding="fsdp"), job, options)

@@ -36,10 +36,12 @@ from shardwise.serving._ledger import (
     EngineStep,
     StepLedger,
     draft_caches,
+    draft_case,
     draft_weights,
     live_bytes,
     step_ledger,
     table_bytes,
+    uses_heads,
     views_of,
     weight_bytes,
 )
@@ -324,6 +326,8 @@ def stages_bytes(
     model, caches = model_bytes(case, ledgers, sizes), caches_of(case, sizes)
     if case.draft is not None:
         guessing = named(draft_weights(case, sizes), "weights of the draft")
+        if (draft := draft_case(case)) and not uses_heads(case):
+            guessing = guessing + rotary_bytes(draft, 0 * sizes.tp)
         model = replace(model, head=replace(model.head, weights=model.head.weights + guessing))
     return tuple(stage_bytes(case, sizes, stage, model, caches) for stage in sizes.stages)
 
