@@ -66,7 +66,7 @@ def test_what_is_explained_and_what_lies_beside_it_are_what_train_says(flags: st
 def test_gradients_that_are_not_made_yet_are_taken_from_gradients(sharding: str) -> None:
     """The embedding's gradient comes last: where the peak is before it, gradients are fewer and nothing is negative."""
     words = ("train", "qwen3-30b-a3b", "--on", "16xa100-sxm-80gb", "--micro-batch", "2", "--recompute", "full")
-    memory = run(*words, "--stack", "llama-factory", "--sharding", sharding, "--json").tree["memory"]
+    memory = run(*words, "--stack", "fsdp2", "--sharding", sharding, "--json").tree["memory"]
     assert memory["peak_moment"] == "gradients complete"
     assert all(value >= 0 for value in memory["at_peak"].values())
     whole = memory["stages"][0]["categories"]["gradients"]
