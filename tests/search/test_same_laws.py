@@ -97,6 +97,7 @@ def test_pages_of_optimizer_state_are_of_nvidia() -> None:
         ({"adapter": "lora", "targets": ("experts",)}, "megatron-bridge", {}, "experts"),
         ({}, "torchtune", {"updates_in_backward": True}, "dense"),
         ({"trains": ("last:1",)}, "fsdp2", {"loss": "fused-linear"}, "dense"),
+        ({}, "ms-swift", {}, "dense"),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster
-from shardwise.plans import SETTING_WORDS, Plan, Stack, divisors, find_precision, find_sharding
+from shardwise.plans import SETTING_WORDS, Plan, Stack, divisors, find_precision, find_sharding, sharding_stack
 from shardwise.plans.laws import plan_problems, stack_problems
 from shardwise.records import replace
 from shardwise.search._grid import PlanGrid, Variant
@@ -28,10 +28,46 @@ def grids_of(
 ) -> tuple[PlanGrid, ...]:
     """Return the grids of a search, one for each combination of what a grid has one of.
 
-    Raises `InputError` for what the framework, the model or every device refuses.
+    Shardings that are run in another way, as a trainer's ZeRO by DeepSpeed, have grids of their own. Raises
+    `InputError` for what the framework, the model or every device refuses.
     """
-    named, explore = tuple(map(case.stack.runs.word, space.sharding)), options.explore
-    space = within(space, case.stack, explore)
+    named = tuple(map(case.stack.runs.word, space.sharding))
+    space, grids, wrong = within(space, case.stack, options.explore), list[PlanGrid](), list[Problem]()
+    for stack, words in _runners(case.stack, space.sharding):
+        asked = tuple(word for word in named if word in words)
+        own = replace(space, sharding=tuple(words))
+        try:
+            grids += _grids_of(replace(case, stack=stack), clusters, own, options, asked, len(grids))
+        except InputError as error:
+            wrong += error.problems
+    if not grids:
+        raise InputError(dict.fromkeys(wrong))
+    return tuple(grids)
+
+
+def _runners(stack: Stack, shardings: Sequence[str]) -> list[tuple[Stack, list[str]]]:
+    """Return what runs shardings of a framework, each with its own."""
+    runners = list[tuple[Stack, list[str]]]()
+    for word in shardings:
+        runner = sharding_stack(stack, word)
+        known = next((words for one, words in runners if one == runner), None)
+        if known is None:
+            runners.append((runner, [word]))
+        else:
+            known.append(word)
+    return runners
+
+
+def _grids_of(
+    case: TrainingCase,
+    clusters: Sequence[Cluster],
+    space: SearchSpace,
+    options: SearchOptions,
+    named: Sequence[str],
+    before_these: int,
+) -> list[PlanGrid]:
+    """Return the grids of a framework that runs all shardings of a space alike, numbered after so many."""
+    explore = options.explore
     if case.tuning is not None and "1d" in space.layout:
         # The other layout has no adapters and no frozen weights.
         space = replace(space, layout=("1d",))
@@ -47,7 +83,8 @@ def grids_of(
             seen += [stack.partition] if stack.partition not in seen else []
             before = tuple(seen[: seen.index(stack.partition)])
             alone = plan.sharding != Plan().sharding
-            variant = Variant(number=len(grids), choice=choice, weight=weight, partitions=before, copies_alone=alone)
+            number = before_these + len(grids)
+            variant = Variant(number=number, choice=choice, weight=weight, partitions=before, copies_alone=alone)
             changed = replace(one, plan=plan, stack=stack)
             if plan.offload and (problems := _wrong(changed)):
                 wrong += problems
@@ -55,7 +92,7 @@ def grids_of(
             grids.append(PlanGrid(case=changed, space=own, explore=explore, variant=variant))
     if not grids:
         raise InputError(dict.fromkeys(wrong))
-    return tuple(grids)
+    return grids
 
 
 def _choices(
