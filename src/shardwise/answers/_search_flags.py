@@ -249,7 +249,7 @@ _OF_LOAD = {
         ("rate", _RATE, "request rate: 50/s, 3000/min"),
         ("arrivals", k.TEXT, "poisson (left out), constant, gamma:CV of the gaps, or burst: all at once"),
         ("users", k.WHOLE, "concurrent users in a closed loop"),
-        ("think", k.SECONDS, "think time of a user before the next request"),
+        ("think", k.SECONDS, "think time of a user before the next request; left out, what a client takes"),
         (
             "trace",
             k.FILE,
