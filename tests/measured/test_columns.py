@@ -70,7 +70,12 @@ def stated(kind: str, cells: str) -> dict[str, Any]:
         return {"refused": error.problems[0].field}
     assumed = {f"assumes {text[:50]}".strip(): True for text in found.pop("assumed")}
     plain = json.loads(json.dumps(UNSAID[kind]))
-    return {n: v for n, v in json.loads(json.dumps(found)).items() if v != plain.get(n)} | assumed
+    return {n: known(v) for n, v in json.loads(json.dumps(found)).items() if v != plain.get(n)} | assumed
+
+
+def known(value: Any) -> Any:
+    """Return a value without the fields within it that nobody stated, which TOML has no word for."""
+    return {n: known(v) for n, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
 def changes(kind: str, cells: str) -> dict[str, Any]:
