@@ -114,6 +114,22 @@ def test_train_takes_every_plan_that_a_search_takes(
         assert (one.device_bytes, one.step_seconds) == (best.device_bytes, best.step_seconds)
 
 
+def test_shardings_of_two_frameworks_are_both_searched() -> None:
+    """TRL's FSDP beside ZeRO-3, which DeepSpeed runs: neither is taken for the other, and what one refuses is said."""
+    words = ("fsdp", "zero3")
+    space = SearchSpace(sharding=words, tp=upto(1), pp=upto(1), cp=upto(1))
+    spaces = (space, *(replace(space, sharding=(word,)) for word in words))
+    both, *each = (_search({}, "trl", on="4xa100-sxm-80gb", space=one) for one in spaces)
+    assert both.counts.legal == sum(one.counts.legal for one in each) > 0
+    assert both.best[0].step_seconds == min(one.best[0].step_seconds for one in each)
+    for found in each:
+        best = found.best[0]
+        one = train(best.case.model, best.case.cluster, best.plan, best.job, TrainingOptions(stack="trl"))
+        assert (one.device_bytes, one.step_seconds) == (best.device_bytes, best.step_seconds)
+    with pytest.raises(InputError, match="galore"):
+        _search({"optimizer": "galore"}, "trl", on="4xa100-sxm-80gb", space=space)
+
+
 @pytest.mark.parametrize("adapter", ["", "lora"])
 def test_gradients_that_go_to_the_host_are_those_of_a_rank(adapter: str) -> None:
     """With a sharded optimizer a rank sends its share of them, without one all: two shardings of two times."""

@@ -31,16 +31,14 @@ def grids_of(
     Shardings that are run in another way, as a trainer's ZeRO by DeepSpeed, have grids of their own. Raises
     `InputError` for what the framework, the model or every device refuses.
     """
-    named = tuple(map(case.stack.runs.word, space.sharding))
-    space, grids, wrong = within(space, case.stack, options.explore), list[PlanGrid](), list[Problem]()
-    for stack, words in _runners(case.stack, space.sharding):
-        asked = tuple(word for word in named if word in words)
+    grids, wrong, stated = list[PlanGrid](), list[Problem](), bool(space.sharding)
+    for stack, words in _runners(case.stack, space.sharding or within(space, case.stack, options.explore).sharding):
         own = replace(space, sharding=tuple(words))
         try:
-            grids += _grids_of(replace(case, stack=stack), clusters, own, options, asked, len(grids))
+            grids += _grids_of(replace(case, stack=stack), clusters, own, options, stated, len(grids))
         except InputError as error:
             wrong += error.problems
-    if not grids:
+    if wrong and (stated or not grids):
         raise InputError(dict.fromkeys(wrong))
     return tuple(grids)
 
@@ -63,11 +61,13 @@ def _grids_of(
     clusters: Sequence[Cluster],
     space: SearchSpace,
     options: SearchOptions,
-    named: Sequence[str],
+    stated: bool,
     before_these: int,
 ) -> list[PlanGrid]:
     """Return the grids of a framework that runs all shardings of a space alike, numbered after so many."""
     explore = options.explore
+    named = tuple(map(case.stack.runs.word, space.sharding)) if stated else ()
+    space = within(space, case.stack, explore)
     if case.tuning is not None and "1d" in space.layout:
         # The other layout has no adapters and no frozen weights.
         space = replace(space, layout=("1d",))
