@@ -283,6 +283,8 @@ class DeviceFamily:
     """By engine, type of the weights and kernel."""
     matrix_rate_by_device: Mapping[str, float] = by_name()
     """FLOP/s of matrix units a core and clock over those of the devices that kernels were measured on."""
+    matrix_best_share: float = 1.0
+    """Share of their peak that slower matrix units reach where nothing else is waited for."""
     matrix_rate_source: str = ""
     prefill_kernels: AttentionTable | None = None
     decode_kernels: AttentionTable | None = None

@@ -146,7 +146,7 @@ def _wide_row(experts: _Experts, products: str, family: str, engine: Engine) -> 
     return (kind if kind in experts else "bf16"), _expert_row(experts, (kind, "bf16"))
 
 
-def on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:
+def _on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:
     """Return a row where matrix units are slower beside all else that a core does than where it was measured.
 
     What a kernel takes beyond its arithmetic, as loads and addresses, takes as long on any core of a family, so that a
@@ -155,15 +155,12 @@ def on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:
 
     >>> from shardwise.hardware import find_device
     >>> row = constants().families["hopper"].experts["sglang"]["bf16"]["sglang_fused_moe_triton"]
-    >>> [round(on_device(row, find_device(name).device, "hopper").compute, 2) for name in ("h100", "h20")]
+    >>> [round(_on_device(row, find_device(name).device, "hopper").compute, 2) for name in ("h100", "h20")]
     [0.27, 0.6]
     """
-    rate = constants().families[family].matrix_rate_by_device.get(device.name, 1.0)
-    return replace(row, compute=1 / (1 / _BEST + (1 / row.compute - 1 / _BEST) * rate)) if rate < 1 else row
-
-
-# Share of the peak of the best products of H20 (cost/priors.toml, hopper.matmul.fp8_block).
-_BEST = 0.955
+    slower = constants().families[family]
+    rate, best = slower.matrix_rate_by_device.get(device.name, 1.0), slower.matrix_best_share
+    return replace(row, compute=1 / (1 / best + (1 / row.compute - 1 / best) * rate)) if rate < 1 else row
 
 
 def _imposed(row: ExpertsFit, imposed: Efficiencies) -> ExpertsFit:
@@ -214,8 +211,8 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     return EngineKernels(
         decode=None if imposed.ideal or imposed.compute or imposed.memory else _started(decode, engine, family),
         last_cache=last_cache_bytes(device),
-        experts_wide=_imposed(on_device(wide, device, family), imposed),
-        experts_narrow=_imposed(on_device(narrow, device, family), imposed),
+        experts_wide=_imposed(_on_device(wide, device, family), imposed),
+        experts_narrow=_imposed(_on_device(narrow, device, family), imposed),
         experts_type="fp8" if kind.startswith("w4a8") else "",
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.attention.bytes_per_second_per_core
