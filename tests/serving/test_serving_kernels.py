@@ -28,6 +28,29 @@ def test_experts_take_a_kernel_that_was_measured_and_fits(products: str, values:
     assert kernels.experts_narrow == measured
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "weights", "kernel"),
+    [
+        ("sglang", "qwen3-235b-a22b", "bf16", "sglang_flashinfer_trtllm_moe"),
+        ("sglang", "glm-4.6", "bf16", "sglang_flashinfer_trtllm_moe"),
+        ("sglang", "mixtral-8x7b", "bf16", "sglang_fused_moe_triton"),
+        ("sglang-0.5.13", "qwen3-235b-a22b", "bf16", "sglang_flashinfer_trtllm_moe"),
+        ("sglang-0.5.13", "glm-4.6", "bf16", "sglang_fused_moe_triton"),
+        ("sglang-0.5.7", "qwen3-235b-a22b", "bf16", "sglang_fused_moe_triton"),
+        ("sglang", "deepseek-v3", "fp8-block", "sglang_flashinfer_trtllm_moe"),
+        ("sglang-0.5.7", "deepseek-v3", "fp8-block", "sglang_flashinfer_trtllm_moe"),
+        ("sglang", "glm-4.6", "fp8-block", "sglang_fused_moe_triton"),
+        ("sglang", "minimax-m2", "fp8-block", "sglang_fused_moe_triton"),
+    ],
+)
+def test_sglang_runs_the_kernel_of_an_architecture(engine: str, model: str, weights: str, kernel: str) -> None:
+    """On Blackwell FlashInfer's kernel runs the experts that a hook of SGLang names, Triton's those of all others."""
+    case = ask(model, Serving(weights=weights), Plan(tp=8), "b200-sxm-180gb", engine=engine).case
+    kernels = engine_cost_model(case, sizes_of(case.model, case.plan, case.job, case.domains)).kernels
+    row = kernels.experts_narrow if weights == "fp8-block" else kernels.experts_wide
+    assert row == constants().families["blackwell"].experts["sglang"][weights.replace("-", "_")][kernel]
+
+
 @pytest.mark.parametrize(("weights", "kind"), [("int8", "int8_wo"), ("fp8", "int8_wo"), ("int4", "int4_wo")])
 def test_products_that_widen_weights_start_as_the_tables_of_such_kernels(weights: str, kind: str) -> None:
     """On A100 a step of small products gains their start and loses nothing else: those of 16 bits stay as they are."""

@@ -324,11 +324,11 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
 
 def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostModel[X]:
     """Return the device and links as prefill steps meet them; decode steps are `decoding`."""
-    device, wanted = case.cluster.device, case.efficiencies
-    case = _alone(case)
+    device, wanted, case = case.cluster.device, case.efficiencies, _alone(case)
     fitted = rates_of(device, case.dtype, 0.0, wanted, ("", "", case.engine.operators.library))
-    apart = case.compute == ("fp8" if case.format.base == "fp8-block" else case.dtype)
-    kernels = kernels_of(device, fitted.family, case.format.base if apart else case.compute, case.engine, wanted)
+    form, model = case.format.base, case.model.family
+    products = form if case.compute == ("fp8" if form == "fp8-block" else case.dtype) else case.compute
+    kernels = kernels_of(device, fitted.family, products, case.engine, wanted, model)
     narrow = engine_rates(case, fitted)
     wide = narrow.pop(case.dtype)
     kept = device.memory_bytes_per_second if wanted.ideal else bandwidth_of(device)

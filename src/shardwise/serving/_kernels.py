@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from shardwise.cost import (
     PARTS,
@@ -34,6 +33,7 @@ from shardwise.ledger.op import Op
 from shardwise.models import CoreSizes, Model
 from shardwise.records import dataclass, replace
 from shardwise.serving._engine import Engine, engine_tables
+from shardwise.serving._experts import narrow_row, on_device, wide_row
 from shardwise.serving._replayed import replayed_start
 
 
@@ -99,68 +99,10 @@ def thin_rows(family: str, untuned: bool = False) -> float:
     return float(rows["any"] if untuned else rows.get(family, rows["any"]))
 
 
-_Experts: TypeAlias = Mapping[str, Mapping[str, ExpertsFit]]
-_NARROW = {
-    "fp8": ("fp8", "fp8_block"),
-    "fp8-block": ("fp8_block", "fp8"),
-    "int8": ("fp8", "fp8_block"),
-    "fp4": ("nvfp4", "w4a8_mxfp4_mxfp8", "fp8"),
-}
-# Kernels that widen a format's weights themselves, where an engine was measured with them: beside 8-bit inputs, and
-# Marlin and its like beside 16-bit ones; [[experts]] of engines.toml has those of other engines.
-_WIDENED = {"mxfp4": "w4a8_mxfp4_mxfp8", "int4": "int4_wo"}
-# Rows that tokens of an expert are padded to at most in a fit (accuracy/calibration/experts.py, _TOPS). A kernel whose
-# fit ends there is not described by the form, and so slow that engines choose others.
-_PADS_MOST = 200.0
-
-
-def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
-    """Return the row of the kernel with the most measurements of the first type with one that the form describes.
-
-    >>> experts = constants().families["hopper"].experts["vllm"]
-    >>> _expert_row(experts, ("fp8", "fp8_block")) in experts["fp8_block"].values()
-    True
-    """
-    fits: list[ExpertsFit] = []
-    for by_kernel in (*(table[t] for t in types if t in table), table["bf16"]):
-        plain = {name: row for name, row in by_kernel.items() if not name.endswith(("nongated", "min_latency"))}
-        fits = fits or [row for row in plain.values() if row.pad_rows < _PADS_MOST]
-    return max(fits, key=lambda row: row.rows)
-
-
 _WASTE = (
     *("pad_rows", "chain_share", "row_traffic", "others_traffic", "tile_reads"),
     *("start_seconds", "expert_seconds", "walk_seconds", "mapped_seconds"),
 )
-
-
-def _wide_row(experts: _Experts, products: str, family: str, engine: Engine) -> tuple[str, ExpertsFit]:
-    """Return the type and the row of experts in 16 bits, or in the narrower type that widens a format's weights."""
-    rows: Any = engine_tables().get("experts", ())
-    option = engine.operators.experts_kernel
-    for one in rows:
-        own = (one["engine"], one["family"], one["weights"], one.get("option", ""))
-        if own == (engine.kernels, family, products, option):
-            return one["type"], constants().families[family].experts[one["measured_in"]][one["type"]][one["kernel"]]
-    kind = _WIDENED.get(products, "bf16")
-    return (kind if kind in experts else "bf16"), _expert_row(experts, (kind, "bf16"))
-
-
-def _on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:
-    """Return a row where matrix units are slower beside all else that a core does than where it was measured.
-
-    What a kernel takes beyond its arithmetic, as loads and addresses, takes as long on any core of a family, so that a
-    core with slower matrix units reaches more of their peak. Checked on other kernels of H20: 0.87 of the peak where
-    cuBLAS reaches 0.955, 0.86 where FlashAttention-3 reaches 0.81 to 0.85, 0.67 where FlashAttention-2 reaches 0.56.
-
-    >>> from shardwise.hardware import find_device
-    >>> row = constants().families["hopper"].experts["sglang"]["bf16"]["sglang_fused_moe_triton"]
-    >>> [round(_on_device(row, find_device(name).device, "hopper").compute, 2) for name in ("h100", "h20")]
-    [0.27, 0.6]
-    """
-    slower = constants().families[family]
-    rate, best = slower.matrix_rate_by_device.get(device.name, 1.0), slower.matrix_best_share
-    return replace(row, compute=1 / (1 / best + (1 / row.compute - 1 / best) * rate)) if rate < 1 else row
 
 
 def _imposed(row: ExpertsFit, imposed: Efficiencies) -> ExpertsFit:
@@ -192,8 +134,12 @@ def _started(costs: KernelCosts, engine: Engine, family: str) -> KernelCosts:
     )
 
 
-def kernels_of(device: Device, family: str, products: str, engine: Engine, imposed: Efficiencies) -> EngineKernels:
+def kernels_of(
+    device: Device, family: str, products: str, engine: Engine, imposed: Efficiencies, model: str = ""
+) -> EngineKernels:
     """Return the kernel constants of a family under an engine for GEMMs of a type or of a format.
+
+    Which kernel runs experts may hang on the family of models.
 
     Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S.
     """
@@ -201,8 +147,8 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     table = families[family].experts or families["ada"].experts
     experts = table.get(engine.operators.experts_as or engine.kernels, table["vllm"])
     decode, source = nearest_costs(device, engine.kernels, engine.attention.decode_family(family))
-    kind, wide = _wide_row(experts, products, family, engine)
-    narrow = _expert_row(experts, _NARROW.get(products, ("bf16",)))
+    kind, wide = wide_row(experts, products, family, engine, model)
+    narrow = narrow_row(experts, products, family, engine, model)
     own = engine.operators.custom_all_reduce and not (
         imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link
     )
@@ -211,8 +157,8 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     return EngineKernels(
         decode=None if imposed.ideal or imposed.compute or imposed.memory else _started(decode, engine, family),
         last_cache=last_cache_bytes(device),
-        experts_wide=_imposed(_on_device(wide, device, family), imposed),
-        experts_narrow=_imposed(_on_device(narrow, device, family), imposed),
+        experts_wide=_imposed(on_device(wide, device, family), imposed),
+        experts_narrow=_imposed(on_device(narrow, device, family), imposed),
         experts_type="fp8" if kind.startswith("w4a8") else "",
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.attention.bytes_per_second_per_core

@@ -1,0 +1,87 @@
+"""Which measured kernel runs the experts of a model: by the engine, the family of devices and what is multiplied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from shardwise.cost import ExpertsFit, constants
+from shardwise.hardware import Device
+from shardwise.records import replace
+from shardwise.serving._engine import Engine, engine_tables
+
+_Experts: TypeAlias = Mapping[str, Mapping[str, ExpertsFit]]
+_NARROW = {
+    "fp8": ("fp8", "fp8_block"),
+    "fp8-block": ("fp8_block", "fp8"),
+    "int8": ("fp8", "fp8_block"),
+    "fp4": ("nvfp4", "w4a8_mxfp4_mxfp8", "fp8"),
+}
+# Kernels that widen a format's weights themselves, where an engine was measured with them: beside 8-bit inputs, and
+# Marlin and its like beside 16-bit ones; [[experts]] of engines.toml has those of other engines.
+_WIDENED = {"mxfp4": "w4a8_mxfp4_mxfp8", "int4": "int4_wo"}
+# Rows that tokens of an expert are padded to at most in a fit (accuracy/calibration/experts.py, _TOPS). A kernel whose
+# fit ends there is not described by the form, and so slow that engines choose others.
+_PADS_MOST = 200.0
+
+
+def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
+    """Return the row of the kernel with the most measurements of the first type with one that the form describes.
+
+    >>> experts = constants().families["hopper"].experts["vllm"]
+    >>> _expert_row(experts, ("fp8", "fp8_block")) in experts["fp8_block"].values()
+    True
+    """
+    fits: list[ExpertsFit] = []
+    for by_kernel in (*(table[t] for t in types if t in table), table["bf16"]):
+        plain = {name: row for name, row in by_kernel.items() if not name.endswith(("nongated", "min_latency"))}
+        fits = fits or [row for row in plain.values() if row.pad_rows < _PADS_MOST]
+    return max(fits, key=lambda row: row.rows)
+
+
+def _stated_row(products: str, family: str, engine: Engine, model: str) -> tuple[str, ExpertsFit] | None:
+    """Return the type and the row of the kernel that an engine runs for a family of models, None where none is stated.
+
+    >>> from shardwise.serving import find_engine
+    >>> _stated_row("bf16", "blackwell", find_engine("sglang"), "qwen3_moe") is None
+    True
+    """
+    rows: Any = engine_tables().get("experts", ())
+    own = (engine.kernels, family, products)
+    for one in rows:
+        fits = own == (one["engine"], one["family"], one["weights"])
+        options = ("option", engine.operators.experts_kernel, ""), ("models", model, ".*")
+        if fits and all(re.fullmatch(one.get(key, usual), value) for key, value, usual in options):
+            return one["type"], constants().families[family].experts[one["measured_in"]][one["type"]][one["kernel"]]
+    return None
+
+
+def wide_row(experts: _Experts, products: str, family: str, engine: Engine, model: str) -> tuple[str, ExpertsFit]:
+    """Return the type and the row of experts in 16 bits, or in the narrower type that widens a format's weights."""
+    kind = _WIDENED.get(products, "bf16")
+    usual = (kind if kind in experts else "bf16"), _expert_row(experts, (kind, "bf16"))
+    return usual if products in _NARROW else _stated_row(products, family, engine, model) or usual
+
+
+def narrow_row(experts: _Experts, products: str, family: str, engine: Engine, model: str) -> ExpertsFit:
+    """Return the row of experts whose weights and inputs are narrow."""
+    stated = _stated_row(products, family, engine, model) if products in _NARROW else None
+    return stated[1] if stated else _expert_row(experts, _NARROW.get(products, ("bf16",)))
+
+
+def on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:
+    """Return a row where matrix units are slower beside all else that a core does than where it was measured.
+
+    What a kernel takes beyond its arithmetic, as loads and addresses, takes as long on any core of a family, so that a
+    core with slower matrix units reaches more of their peak. Checked on other kernels of H20: 0.87 of the peak where
+    cuBLAS reaches 0.955, 0.86 where FlashAttention-3 reaches 0.81 to 0.85, 0.67 where FlashAttention-2 reaches 0.56.
+
+    >>> from shardwise.hardware import find_device
+    >>> row = constants().families["hopper"].experts["sglang"]["bf16"]["sglang_fused_moe_triton"]
+    >>> [round(on_device(row, find_device(name).device, "hopper").compute, 2) for name in ("h100", "h20")]
+    [0.27, 0.6]
+    """
+    slower = constants().families[family]
+    rate, best = slower.matrix_rate_by_device.get(device.name, 1.0), slower.matrix_best_share
+    return replace(row, compute=1 / (1 / best + (1 / row.compute - 1 / best) * rate)) if rate < 1 else row
