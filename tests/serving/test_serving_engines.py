@@ -369,6 +369,37 @@ def test_sglang_replays_prompts_but_for_their_attention(model: str, device: str,
     assert (today.kv_cache_tokens < before.kv_cache_tokens) == captured
 
 
+@pytest.mark.parametrize(
+    ("model", "today", "before"),
+    [("qwen3-next-80b-a3b", False, True), ("lfm2-1.2b", True, True), ("qwen3-8b", False, False)],
+)
+def test_states_beside_cached_prefixes_keep_sglang_from_scheduling_ahead(model: str, today: bool, before: bool) -> None:
+    """A decode step then waits 0.74 ms, of models with states before 0.5.14, since then of those without buffers."""
+    for name, waits in (("sglang", today), ("sglang-0.5.13", before)):
+        plain, caching = find_engine(name), find_engine(f"{name}-prefix-cache")
+        ahead = replace(caching, host=replace(caching.host, serial_families=""))
+        job = Serving(input_tokens=64, output_tokens=9)
+        tpots = [ask(model, job, Plan(), "b200-sxm-180gb", engine=one).tpot_seconds for one in (plain, ahead, caching)]
+        assert tpots[0] == tpots[1]
+        assert tpots[2] - tpots[1] == pytest.approx(0.74e-3 if waits else 0.0, abs=1e-9)
+
+
+def test_sequences_of_sglang_took_fewer_states() -> None:
+    """Three slots a request before 0.5.14, five where two more let steps be scheduled ahead."""
+    room = {
+        name: ask(
+            "nemotron-3-nano-30b-a3b",
+            Serving(input_tokens=500, output_tokens=500),
+            Plan(),
+            "b200-sxm-180gb",
+            engine=name,
+        )
+        for name in ("sglang-prefix-cache", "sglang-0.5.13-prefix-cache")
+    }
+    fits = {name: report.max_concurrency for name, report in room.items()}
+    assert fits["sglang-0.5.13-prefix-cache"] == pytest.approx(fits["sglang-prefix-cache"] * 5 / 3, rel=0.02)
+
+
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_batches_of_a_search_are_captured_whatever_the_first_of_them_runs(engine: str) -> None:
     """Columns of batches share a case, whose own most sequences bound no decode step of theirs."""

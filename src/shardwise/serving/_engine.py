@@ -24,6 +24,10 @@ class HostSeconds:
     step_seconds: float
     sequence_seconds: float
     block_seconds: float = 0.0
+    serial_seconds: float = 0.0
+    """Seconds of a step that pass before the next is scheduled where none is scheduled ahead of time."""
+    serial_families: str = ""
+    """The families of models, as a pattern, of which that is so beside cached prefixes, for their states."""
     worker_doubling_seconds: float = 0.0
     """Seconds of a step for each time that the tensor-parallel workers double."""
     layer_seconds: float = 0.0

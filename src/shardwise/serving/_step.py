@@ -12,6 +12,7 @@ from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum, t
 from shardwise.ledger.op import Collective, Op, OpRole
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass, replace
+from shardwise.serving._cache import keeps_states
 from shardwise.serving._captured import captured_sequences, captures_prompts
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
@@ -187,8 +188,17 @@ def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X])
     doublings = total((above(sizes.tp, n, one, 0 * one) for n in (1, 2, 4)), 0 * one)
     layers, split = case.model.num_layers, above(sizes.tp, 1, sizes.tp, 0 * one)
     launches = layers * (beside_seconds(host, case.cluster.device) + host.host.row_split_seconds * split)
-    own = host.host.step_seconds + launches + host.host.worker_doubling_seconds * doublings
+    own = host.host.step_seconds + launches + host.host.worker_doubling_seconds * doublings + _serial_seconds(case)
     return own + (host.host.sequence_seconds + host.host.block_seconds * blocks) * step.sequences
+
+
+def _serial_seconds(case: ServingCase) -> float:
+    """Return seconds in which the device waits for the next step to be scheduled, 0 where that is done meanwhile."""
+    engine, model = case.engine, case.model
+    waits = engine.memory.caches_prefixes and keeps_states(model.kinds)
+    if not waits or not re.fullmatch(engine.host.serial_families, model.family):
+        return 0.0
+    return engine.host.serial_seconds * host_slowness(case.cluster.device)
 
 
 def launches(case: ServingCase, ledger: StepLedger[X], roles: Iterable[OpRole] = ()) -> float:
