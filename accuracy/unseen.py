@@ -2,7 +2,7 @@
 
 `python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/*.csv` every row with its
 prediction. The second file is of frameworks that hardly another row is of, the third of laboratories that none is of,
-the fourth of mixtures of experts, the fifth of fine-tuning; the last two are of servers and of static batches.
+the fourth of mixtures of experts, the fifth of fine-tuning; the last three are of servers and of static batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILES = tuple(
     HERE / "data" / "unseen" / f"{name}.csv"
     for name in (
         *(f"training_unseen{one}" for one in ("", "_frameworks", "_labs", "_experts", "_tuning")),
-        *("inference_unseen", "inference_unseen_labs"),
+        *("inference_unseen", "inference_unseen_labs", "inference_unseen_cookbook"),
     )
 )
 _SERVED = {
@@ -31,6 +31,7 @@ _SERVED = {
     "tpot": ", time per token",
     "tpot_p50": ", time per token",
     "ttft": ", first tokens",
+    "ttft_p50": ", first tokens",
     "batch_latency": ", whole batches",
 }
 COLUMNS = ("source", "runs", "bias", "median error", "90 % below", "inside the band")
