@@ -51,6 +51,18 @@ def test_sglang_runs_the_kernel_of_an_architecture(engine: str, model: str, weig
     assert row == constants().families["blackwell"].experts["sglang"][weights.replace("-", "_")][kernel]
 
 
+@pytest.mark.parametrize(
+    ("engine", "kernel"), [("vllm", "flashinfer_trtllm"), ("vllm-0.19", "triton"), ("vllm-0.10", "triton")]
+)
+def test_vllm_ran_experts_of_16_bits_in_triton(engine: str, kernel: str) -> None:
+    """On Blackwell before 0.20, where FlashInfer's kernels had to be asked for."""
+    case = ask("qwen3-30b-a3b", Serving(), Plan(), "b200-sxm-180gb", engine=engine).case
+    row = engine_cost_model(case, sizes_of(case.model, case.plan, case.job, case.domains)).kernels.experts_wide
+    owner = "sglang" if kernel == "triton" else "vllm"
+    rows = constants().families["blackwell"].experts[owner]["bf16"]
+    assert [name for name, one in rows.items() if one == row and kernel in name]
+
+
 @pytest.mark.parametrize(("weights", "kind"), [("int8", "int8_wo"), ("fp8", "int8_wo"), ("int4", "int4_wo")])
 def test_products_that_widen_weights_start_as_the_tables_of_such_kernels(weights: str, kind: str) -> None:
     """On A100 a step of small products gains their start and loses nothing else: those of 16 bits stay as they are."""

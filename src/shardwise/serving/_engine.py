@@ -121,6 +121,8 @@ class EngineOperators:
     """The engine whose measured kernels of experts it runs ("": its own)."""
     experts_kernel: str = ""
     """The kernels of experts that it is told to run ("": those that it chooses)."""
+    experts_release: str = ""
+    """The releases that choose kernels of experts as it does ("": today's)."""
     experts: Literal["fused", "products"] = "fused"
     """With "products" experts run in the kernels of its other GEMMs, what is beside them in kernels of its own."""
     gemv_bound_by_cores: bool = False

@@ -48,11 +48,12 @@ def _stated_row(products: str, family: str, engine: Engine, model: str) -> tuple
     True
     """
     rows: Any = engine_tables().get("experts", ())
-    own = (engine.kernels, family, products)
+    own, chooses = (engine.kernels, family, products), engine.operators
     for one in rows:
         fits = own == (one["engine"], one["family"], one["weights"])
-        options = ("option", engine.operators.experts_kernel, ""), ("models", model, ".*")
-        if fits and all(re.fullmatch(one.get(key, usual), value) for key, value, usual in options):
+        asked = one.get("option", "") == chooses.experts_kernel
+        asked &= one.get("release", chooses.experts_release) == chooses.experts_release
+        if fits and asked and re.fullmatch(one.get("models", ".*"), model):
             return one["type"], constants().families[family].experts[one["measured_in"]][one["type"]][one["kernel"]]
     return None
 
