@@ -1,7 +1,7 @@
 """What the closed form reads of an engine's steps: seconds by the sequences that decode, for one case or many layouts.
 
 A column has a row for each layout and a place for each number of sequences: all up to sixteen, then eight to a
-doubling. Some eighty steps a layout are priced, all in three calls of `step_cost`.
+doubling. Some eighty steps a layout are priced, all in three calls of `step_cost`, four where a draft guesses.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ def load_prices(
     if case.draft:
         alone, read, *_ = _priced(replace(case, draft=None), sizes, len(counts), decoding)
         guessed = whole - cached - alone + read
-    prompts, kept = _prompt_prices(case, sizes, len(counts), policy, moments), cached
-    if runs_as_prompts(case):
-        _, flat, *_ = _priced(case, sizes, len(counts), replace(decoding, phase="prefill"))
+    beside = decoding if runs_as_prompts(case) else None
+    (prompts, flat), kept = _prompt_prices(case, sizes, len(counts), (policy, moments), beside), cached
+    if beside:
         kept = np.maximum(flat - prompts.start, cached)
     steps = _Steps(
         policy=policy, known=known, decode=whole, sampled=sampled, kept=kept + guessed,
@@ -284,9 +284,18 @@ class _Steps:
 
 
 def _prompt_prices(
-    case: ServingCase, sizes: ServingSizes[Any], rows: int, policy: Policy, moments: LengthMoments
-) -> PromptPrices:
-    """Return the prices of prompts of each layout; the middle piece stands for all of a prompt that is cut."""
+    case: ServingCase,
+    sizes: ServingSizes[Any],
+    rows: int,
+    loaded: tuple[Policy, LengthMoments],
+    beside: EngineStep[Any] | None,
+) -> tuple[PromptPrices, Any]:
+    """Return the prices of prompts of each layout, and what sequences `beside` them have of their own as prompts.
+
+    The middle piece stands for all of a prompt that is cut. All steps with prompts are one column: its operators are
+    made once.
+    """
+    policy, moments = loaded
     tokens = np.array(grid(policy.pass_tokens, 6, 8), float)
     pieces = [min(new, policy.step_tokens) if policy.chunked else new for new, _ in moments.prompts]
     # Attention of prompts that are cut grows with the square of their tokens, of those of a class with the mean square.
@@ -300,25 +309,28 @@ def _prompt_prices(
     cut = ubatches_of(case, sizes)
     priced = cut.pieces(new_of, past_of) if cut.tokens else (new_of, past_of)
     news, pasts = np.concatenate([tokens, [1.0], priced[0]]), np.concatenate([0 * tokens, [0.0], priced[1]])
-    step = EngineStep(phase="prefill", sequences=np.ones(len(news)), tokens=news, context=pasts)
-    seconds, cached, sampled, experts = _priced(launched_ahead(case), sizes, rows, step)
+    end, last, many = len(tokens), len(news), len(pieces)
+    step: EngineStep[Any] = EngineStep(phase="prefill", sequences=np.ones(last), tokens=news, context=pasts)
+    joined = replace(step, **{n: np.concatenate([getattr(step, n), getattr(beside, n)]) for n in _STEP if beside})
+    seconds, cached, sampled, experts = _priced(launched_ahead(case), sizes, rows, joined)
     one = np.ones(1)
     shortest = EngineStep(phase="prefill", sequences=one, tokens=one, context=0 * one)
-    least, launched = (_priced(some, sizes, rows, shortest)[0] for some in (case, never_replayed(case)))
-    end, many = len(tokens), len(pieces)
-    attention = _whole_pieces(cut, new_of, cached[:, end + 1 :], cached[:, end, None])
-    return PromptPrices(
+    launched = _priced(never_replayed(case), sizes, rows, shortest)[0]
+    attention = _whole_pieces(cut, new_of, cached[:, end + 1 : last], cached[:, end, None])
+    prices = PromptPrices(
         tokens=tokens,
         linear=(seconds - cached - sampled)[:, :end],
         experts=experts[:, :end],
         start=cached[:, end, None],
         attention=attention[:, :many],
         apart=np.maximum(attention[:, :many] - attention[:, many:], 0.0),
-        least=least,
+        # A step that is replayed has no host behind its device, as none of those launched ahead.
+        least=seconds[:, end : end + 1] if replayed_tokens(case) else launched,
         launched=launched,
         replayed=replayed_tokens(case),
         ubatches=cut,
     )
+    return prices, cached[:, last:]
 
 
 def _whole_pieces(cut: Ubatches, sizes: Any, attention: Any, start: Any) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from shardwise.arrays import np
@@ -73,6 +74,17 @@ def _prices(case: ServingCase, phase: StepPhase, sequences: Any, tokens: Any, co
     return _Prices(*(np.broadcast_to(np.asarray(part, float), count) for part in parts))
 
 
+def _prices_of_prompts(case: ServingCase, steps: Sequence[tuple[Any, Any, Any]]) -> list[_Prices]:
+    """Return the prices of several columns of steps with prompts: they are one column, whose operators are made once.
+
+    A step is (sequences, tokens of each, context).
+    """
+    ends = [0, *accumulate(len(context) for *_, context in steps)]
+    whole = _prices(case, "prefill", *(np.concatenate(column) for column in zip(*steps, strict=True)))
+    columns = (whole.seconds, whole.cached, whole.sampling, whole.experts)
+    return [_Prices(*(column[start:end] for column in columns)) for start, end in pairwise(ends)]
+
+
 def runs_as_prompts(case: ServingCase) -> bool:
     """Return whether sequences that decode beside prompts run the kernel of prompts, each as one of a single token."""
     plain = all(mixer.attends and not mixer.latent for block in case.model.kinds for mixer in block.mixers)
@@ -126,20 +138,36 @@ class StepTable:
         columns = [np.interp(asked, counts, cached[:, i]) for i in range(len(contexts))]
         self._attention: list[list[float]] = np.array(columns).T.tolist()
         self._contexts, self._last_context = contexts, len(contexts) - 1
-        self._prompts(case, step_tokens, context)
-        self._with_prompts = self._as_prompts(case, counts, columns) if runs_as_prompts(case) else self._attention
+        # Every third number of sequences is priced beside prompts.
+        few = np.concatenate([counts[:-1:3], counts[-1:]]) if runs_as_prompts(case) else counts[:0]
+        wide = self._prompts(case, step_tokens, context, few)
+        self._with_prompts = self._as_prompts(few, wide, columns) if len(few) else self._attention
         self._memo: dict[tuple[int, int], float] = {}
 
-    def _prompts(self, case: ServingCase, step_tokens: int, context: int) -> None:
-        """Tabulate prompts: all but attention by the tokens of a step, attention by new and past tokens of a piece."""
+    def _prompts(self, case: ServingCase, step_tokens: int, context: int, few: Any) -> Any:
+        """Tabulate prompts: all but attention by the tokens of a step, attention by new and past tokens of a piece.
+
+        Return what a `few` numbers of sequences have of their own as prompts of one token, by their context.
+        """
         one = np.ones(1)
-        self._least = float(_prices(case, "prefill", one, one, 0 * one).seconds[0])
         self._launched = float(_prices(never_replayed(case), "prefill", one, one, 0 * one).seconds[0])
         self._replayed = replayed_tokens(case)
-        case = launched_ahead(case)
+        cut = ubatches_of(launched_ahead(case), sizes_of(case.model, case.plan, case.job, case.domains))
+        # Of one layout: the first is the only one.
+        self._ubatches = replace(cut, later=np.reshape(np.asarray(cut.later, float), (-1,)).tolist()[0])
         tokens = np.array(grid(step_tokens, 12, 16), float)
-        one = np.ones(len(tokens))
-        prices = _prices(case, "prefill", one, tokens, 0 * one)
+        new = grid(min(step_tokens, self._ubatches.tokens or step_tokens), 4, 1)
+        past = [0, *(n for n in grid(max(context, 256), 2, 1) if n >= 128)]
+        mesh = np.meshgrid(np.array(new, float), np.array(past, float), indexing="ij")
+        beside = np.meshgrid(few, np.array(self._contexts, float), indexing="ij")
+        steps = (
+            (np.ones(len(tokens)), tokens, 0 * tokens),
+            (np.ones(mesh[0].size), mesh[0].ravel(), mesh[1].ravel()),
+            (beside[0].ravel(), np.ones(beside[0].size), beside[1].ravel()),
+        )
+        prices, flat, wide = _prices_of_prompts(launched_ahead(case), steps)
+        # A step that is replayed has no host behind its device, as none of those launched ahead.
+        self._least = float(prices.seconds[0]) if self._replayed else self._launched
         every = np.arange(step_tokens + self.max_sequences * self.verified + 1)
         linear = prices.seconds - prices.cached - prices.sampling
         seconds = np.interp(np.clip(every, 1, step_tokens), tokens, linear)
@@ -149,13 +177,6 @@ class StepTable:
         slope = (seconds[step_tokens] - seconds[half]) / max(step_tokens - half, 1)
         beyond = np.maximum(every - step_tokens, 0)
         self._linear: list[float] = (seconds + slope * beyond).tolist()
-        cut = ubatches_of(case, sizes_of(case.model, case.plan, case.job, case.domains))
-        # Of one layout: the first is the only one.
-        self._ubatches = replace(cut, later=np.reshape(np.asarray(cut.later, float), (-1,)).tolist()[0])
-        new = grid(min(step_tokens, self._ubatches.tokens or step_tokens), 4, 1)
-        past = [0, *(n for n in grid(max(context, 256), 2, 1) if n >= 128)]
-        mesh = np.meshgrid(np.array(new, float), np.array(past, float), indexing="ij")
-        flat = _prices(case, "prefill", np.ones(mesh[0].size), mesh[0].ravel(), mesh[1].ravel())
         self._new, self._past = new, past
         self._prefill: list[list[float]] = flat.cached.reshape(mesh[0].shape).tolist()
         self._start = float(flat.cached.min())
@@ -163,6 +184,7 @@ class StepTable:
             launched = self._start * self._ubatches.extra(every)
             self._linear = (self._by_ubatch(every, tokens, linear) + launched).tolist()
             self.experts = self._by_ubatch(every, tokens, prices.experts).tolist()
+        return wide.cached.reshape(beside[0].shape) - self._start
 
     def _by_ubatch(self, every: Any, tokens: Any, seconds: Any) -> Any:
         """Return seconds of steps of so many tokens, from those of single ubatches."""
@@ -170,15 +192,8 @@ class StepTable:
         one = np.interp(np.arange(self._ubatches.tokens + 1), tokens, seconds)
         return whole * one[-1] + last * one[rest.astype(int)]
 
-    def _as_prompts(self, case: ServingCase, counts: Any, alone: list[Any]) -> list[list[float]]:
-        """Return seconds that sequences have of their own beside prompts: as prompts of one token, no less than alone.
-
-        Every third number of sequences is priced.
-        """
-        few = np.concatenate([counts[:-1:3], counts[-1:]])
-        mesh = np.meshgrid(few, np.array(self._contexts, float), indexing="ij")
-        flat = _prices(case, "prefill", mesh[0].ravel(), np.ones(mesh[0].size), mesh[1].ravel())
-        wide = flat.cached.reshape(mesh[0].shape) - self._start
+    def _as_prompts(self, few: Any, wide: Any, alone: list[Any]) -> list[list[float]]:
+        """Return seconds that sequences have of their own beside prompts: `wide` at a few numbers, or more alone."""
         every = np.clip(np.arange(self.max_sequences + 1), 1, None)
         columns = [np.maximum(np.interp(every, few, wide[:, i]), one) for i, one in enumerate(alone)]
         rows: list[list[float]] = np.array(columns).T.tolist()
