@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import accumulate, repeat
-from operator import mul
+from operator import mul, ne
 from typing import Any
 
 from shardwise.arrays._cells import Shape, common, lines, picked, spread
 from shardwise.arrays._numbers import DEFINED, EVERYWHERE
+
+_NUMBERS = frozenset((float, int, bool))
 
 
 def flattened(values: Any) -> tuple[list[Any], Shape]:
@@ -20,6 +22,8 @@ def flattened(values: Any) -> tuple[list[Any], Shape]:
     """
     if isinstance(values, Array):
         return values.cells, values.shape
+    if values.__class__ in _NUMBERS:
+        return [values], ()
     if hasattr(values, "__array__"):
         return flattened(values.__array__())
     if not isinstance(values, (list, tuple, range)):
@@ -49,7 +53,7 @@ class Ufunc:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Return the function of numbers and arrays."""
         for one in inputs:
-            if hasattr(one, "__array_ufunc__"):
+            if one.__class__ not in _NUMBERS and hasattr(one, "__array_ufunc__"):
                 return one.__array_ufunc__(self, "__call__", *inputs, **options)
         parts = [flattened(one) for one in inputs]
         shape = common(*(own for _, own in parts))
@@ -246,8 +250,8 @@ def _mean(line: list[Any]) -> Any:
 
 
 def _most(line: list[Any]) -> Any:
-    return math.nan if any(x != x for x in line) else max(line)
+    return math.nan if any(map(ne, line, line)) else max(line)
 
 
 def _least(line: list[Any]) -> Any:
-    return math.nan if any(x != x for x in line) else min(line)
+    return math.nan if any(map(ne, line, line)) else min(line)

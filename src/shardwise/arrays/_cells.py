@@ -34,6 +34,10 @@ def common(*shapes: Shape) -> Shape:
     >>> common((2, 1), (3,), ())
     (2, 3)
     """
+    different = {*shapes} - {()}
+    if len(different) < 2:
+        # Arrays of one shape, and numbers beside them, are most.
+        return different.pop() if different else ()
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     whole = tuple(max(sizes) if min(sizes) else 0 for sizes in zip(*padded, strict=True))
