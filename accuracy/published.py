@@ -21,6 +21,7 @@ from shardwise.cost import rates_of
 from shardwise.measured import (
     INFERENCE,
     TRAINING,
+    Comparison,
     Context,
     InferenceRows,
     Predicted,
@@ -288,6 +289,12 @@ KINDS = (
 def measured(files: Iterable[str]) -> Validation:
     """Return every row of some published tables with its prediction."""
     return validate(files, KINDS, Published)
+
+
+@cache
+def rows_of(file: str) -> tuple[Comparison, ...]:
+    """Return every row of one published table with its prediction, which no other table has a part in."""
+    return measured([file]).rows
 
 
 @cache

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from accuracy.files import HERE
-from accuracy.published import measured
+from accuracy.published import rows_of
 from shardwise.measured import Comparison, errors_of
 
 FILES = tuple(
@@ -39,7 +39,7 @@ COLUMNS = ("source", "runs", "bias", "median error", "90 % below", "inside the b
 
 def runs(files: Sequence[Path] = FILES) -> tuple[Comparison, ...]:
     """Return every run with its prediction."""
-    return measured([*map(str, files)]).rows
+    return tuple(row for file in files for row in rows_of(str(file)))
 
 
 def shares(rows: Iterable[Comparison]) -> tuple[float, float, float, float]:
