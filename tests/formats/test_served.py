@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -332,6 +333,35 @@ def test_a_stage_of_tensorrt_llm_has_its_part_of_the_sequences() -> None:
     more = ("--max-batched-tokens", "128", "--input-tokens", "100", "--output-tokens", "100")
     tree = _yaml.parse(run("export", "trtllm", *words, *more).tree["files"]["trtllm.yaml"], "trtllm.yaml")
     assert (tree["max_batch_size"], tree["cuda_graph_config"]["max_batch_size"]) == (63, 63)
+
+
+@pytest.mark.parametrize(
+    ("said", "graphs"),
+    [
+        ("16", {"max_batch_size": 16, "enable_padding": True}),
+        ("4096", {"max_batch_size": 64, "enable_padding": True}),
+        ("0", None),
+    ],
+)
+def test_tensorrt_llm_is_told_what_it_captures(said: str, graphs: dict[str, Any] | None) -> None:
+    """As many sequences as a job says, of those that may run, or no graph at all; the launch is read back as that."""
+    words = ("llama-3.1-8b", "--on", "1xh100", "--batch", "64", "--captured-sequences", said, "--json")
+    done = run("export", "trtllm", *words)
+    assert done.status == 0, done.err
+    assert _yaml.parse(done.tree["files"]["trtllm.yaml"], "trtllm.yaml")["cuda_graph_config"] == graphs
+
+
+def test_a_launch_of_tensorrt_llm_without_padding_pays_for_steps_that_it_does_not_capture(tmp_path: Path) -> None:
+    """By itself trtllm-serve replays every size up to 32: 64 sequences take the launches of a step of null."""
+    steps = {}
+    for name, graphs in (("usual", ""), ("none", "null"), ("padded", "{enable_padding: true}")):
+        (tmp_path / f"{name}.yaml").write_text(f"cuda_graph_config: {graphs}\n" if graphs else "max_beam_width: 1\n")
+        (tmp_path / f"{name}.sh").write_text(f"trtllm-serve meta-llama/Llama-3.1-8B --config {name}.yaml\n")
+        for batch in ("16", "64"):
+            done = run("infer", "--from", str(tmp_path / f"{name}.sh"), "--on", "1xh100", "--batch", batch, "--json")
+            steps[name, batch] = done.tree["tpot_seconds"]
+    assert steps["usual", "16"] == steps["padded", "16"] < steps["none", "16"]
+    assert steps["usual", "64"] == steps["none", "64"] > 1.2 * steps["padded", "64"]
 
 
 @pytest.mark.parametrize(

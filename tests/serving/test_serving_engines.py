@@ -448,6 +448,31 @@ def test_decode_steps_beyond_the_largest_captured_one_are_launched(
         assert not launched or late.seconds >= least
 
 
+@pytest.mark.parametrize("engine", ["tensorrt-llm", "sglang", "vllm"])
+@pytest.mark.parametrize("captured", [0, 32])
+def test_decode_steps_beyond_those_that_a_job_says_are_captured_are_launched(engine: str, captured: int) -> None:
+    """With 0 every step takes its launches, with 32 those of 33 sequences and more."""
+    job = Serving(input_tokens=64, output_tokens=9, max_sequences=4096)
+    usual, stated = (
+        {
+            n: ask("qwen3-0.6b", replace(job, batch=n, captured_sequences=one), engine=engine).tpot_seconds
+            for n in (1, 32, 33)
+        }
+        for one in (-1, captured)
+    )
+    assert all((stated[n] > 1.5 * usual[n]) == (n > captured) for n in usual), (usual, stated)
+    assert all(stated[n] == usual[n] for n in usual if n <= captured)
+
+
+def test_fewer_captured_sequences_leave_sglang_more_memory() -> None:
+    """Each takes memory that is set aside for graphs (memory_hook.py of SGLang 0.5.23)."""
+    budgets = [
+        ask("llama-3.1-8b", Serving(captured_sequences=n), engine="sglang").kv_cache_tokens for n in (0, 64, 256, -1)
+    ]
+    assert budgets == sorted(budgets, reverse=True)
+    assert budgets[0] > budgets[2]
+
+
 @pytest.mark.parametrize(
     ("engine", "field", "word", "device", "runs"),
     [

@@ -30,6 +30,7 @@ ENGINES = tuple(name for name in SERVERS if name != "dynamo")
 WIDE = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 """16-bit types and fp32, by the words that engines have for them."""
 _CACHED = re.compile(r".*models--([\w.-]+?)--([\w.-]+)(/.*)?")  # a folder of the hub's cache
+_COUNTED_FROM_0 = ("gpu_layers", "captured_sequences")  # fields of which 0 says something
 _THOUSANDS = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
 
@@ -306,7 +307,7 @@ class LaunchLine:
         args = (ReadArgument(argument=k, value=value, meaning=read[k]) for k, value in self.values.items() if k in read)
         return Launched(
             system=checked["system"], version=checked["version"], source=self.source, role=role,
-            values={key: value for key, value in values.items() if value or key == "gpu_layers"},
+            values={key: value for key, value in values.items() if value or key in _COUNTED_FROM_0},
             num_devices=num_devices, understood=tuple(args),
             assumed=tuple(self.assumed), ignored=self.ignored, silent=self.silent, unknown=self.unknown,
         )  # fmt: skip

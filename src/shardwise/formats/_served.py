@@ -256,6 +256,7 @@ def lost(one: Deployment, system: str, text: str, files: Mapping[str, str] = Map
         for name in row.names
     }
     theirs |= {"dp": (back.get("dp") or 1) * copies, "gpu_layers": back.get("gpu_layers", -1)}
+    theirs["captured_sequences"] = back.get("captured_sequences", -1)
     if abs(back.get("memory_fraction", 0.0) - own.memory_share) < _ROUNDED:
         # Said, it holds whatever else is: SGLang's own would follow --max-running-requests.
         theirs["memory_fraction"] = one.job.memory_fraction or own.memory_share

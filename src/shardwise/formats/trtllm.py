@@ -95,6 +95,13 @@ def _adapted(model: Architecture, rank: int, problems: Problems) -> list[str]:
     return names
 
 
+def _graphs(one: Deployment) -> dict[str, Any] | None:
+    """Return the decode steps that are captured: all that may run, or as many sequences as a job says."""
+    stated, most = one.job.captured_sequences, one.stage_sequences
+    captured = min(stated, most) if stated >= 0 else most
+    return {"max_batch_size": captured, "enable_padding": True} if captured else None
+
+
 def tree_of(one: Deployment) -> dict[str, Any]:
     """Return the options of a deployment; raises `InputError` naming every field that cannot be told."""
     words, case = check(one, "trtllm", ()), one.report.case
@@ -103,7 +110,7 @@ def tree_of(one: Deployment) -> dict[str, Any]:
         "max_num_tokens": one.step_tokens,
         "max_seq_len": one.context,
         "kv_cache_config": _cache(one, words),
-        "cuda_graph_config": {"max_batch_size": one.stage_sequences, "enable_padding": True},
+        _GRAPHS: _graphs(one),
     }
     if case.engine.operators.experts_as:
         tree["moe_config"] = {"backend": _GENERATED}
@@ -209,27 +216,29 @@ def _adapters(line: LaunchLine) -> dict[str, Any]:
     return {"adapter_rank": line.whole("lora_config.max_lora_rank") or 64, "adapters": count or 1}
 
 
-def _captured(line: LaunchLine) -> str:
-    """Return the decode steps that a launch captures, empty where all that it runs are.
+def _captured(line: LaunchLine) -> int:
+    """Return the sequences up to which a launch replays every decode step, -1 where that are all that it runs.
 
     Sources: tensorrt_llm/llmapi/llm_args.py CudaGraphConfig, 1.0 to 1.3.0rc27 (up to 128 sequences, without padding,
-    unless it is told), and _torch/pyexecutor/cuda_graph_runner.py, which replays no graph of another size.
+    unless it is told: every size up to 32 and few beyond), and _torch/pyexecutor/cuda_graph_runner.py, which replays no
+    graph of another size.
     """
     if line.values.get(_GRAPHS) is False:
-        return "captures none"
+        return 0
     listed = line.values.get(f"{_GRAPHS}.batch_sizes")
     sizes = {one for one in listed if type(one) is int} if isinstance(listed, list) else set()
     largest = max(sizes, default=line.whole(f"{_GRAPHS}.max_batch_size") or 128)
-    most = line.whole("--max-batch-size") or _SEQUENCES
-    if line.flag(f"{_GRAPHS}.enable_padding") or (not sizes and largest <= 32):
-        return f"captures those of up to {largest} sequences" if largest < most else ""
-    if sizes:
-        return (
-            ""
-            if sum(0 < one <= most for one in sizes) == most
-            else f"captures those of {len(sizes)} sizes up to {largest}"
-        )
-    return f"captures those of 1 to 32 sequences, powers of 2 and {largest}" if most > 32 else ""
+    if not line.flag(f"{_GRAPHS}.enable_padding"):
+        largest = next(n for n in range(len(sizes) + 1) if n + 1 not in sizes) if sizes else min(largest, 32)
+    return largest if largest < (line.whole("--max-batch-size") or _SEQUENCES) else -1
+
+
+def _launched_steps(captured: int) -> str:
+    """Return which decode steps are launched kernel by kernel, and what captures them."""
+    if not captured:
+        return f"decode launched kernel by kernel: {_GRAPHS} is null, leave it out"
+    rest = f"of which {_GRAPHS} captures single sizes at most: set its max_batch_size, and enable_padding"
+    return f"decode launched kernel by kernel beyond {captured} sequences, {rest}"
 
 
 def _engine(line: LaunchLine, model: str) -> str:
@@ -296,9 +305,9 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     }  # fmt: skip
     values |= _speculation(line) | _adapters(line)
     role = line.word("--disaggregation-mode") or line.named("--server-role", _ROLES)
-    if role != "prefill" and (some := _captured(line)):
-        rest = "others launch kernel by kernel and take longer: set its max_batch_size, and enable_padding"
-        line.assumed.append(f"graphs of every decode step: {_GRAPHS} {some}, {rest}")
+    if role != "prefill" and (captured := _captured(line)) >= 0:
+        values["captured_sequences"] = captured
+        line.assumed.append(_launched_steps(captured))
     if model and line.experts(model):
         ep = line.whole("--ep-size") or 1
         values |= {"ep": ep, "etp": line.whole("moe_tensor_parallel_size") or max(ranks // ep, 1)}

@@ -186,6 +186,9 @@ class Serving:
     """Bytes of the cache on every device, whatever share of the memory they are; 0: what that share leaves."""
     max_total_tokens: int = 0
     """Most tokens of the cache of a replica; 0: as many as there is room for."""
+    captured_sequences: int = -1
+    """Sequences of the largest decode step that is replayed from a captured graph, where larger ones are launched
+    kernel by kernel; 0 where none is, -1: as the engine does by itself."""
     language_model_only: bool = False
     """Towers of images and sound that the model has are not loaded."""
     adapter_rank: int = 0

@@ -274,6 +274,7 @@ SERVING: tuple[Field, ...] = (
     _assumed("misc_memory", "bytes", "other memory in use on a device, such as 5GiB", sets=("misc_bytes",)),
     _job("kv_cache_memory", "bytes", "memory of the KV cache on a device, such as 20GiB"),
     _job("max_total_tokens", "whole", "most tokens of the KV cache of a replica (SGLang's name)"),
+    _job("captured_sequences", "whole", "sequences of the largest decode step in a CUDA graph; 0 for none", least=0),
     _job("language_model_only", "switch", "load no image or sound towers (vLLM's --language-model-only)"),
     _job("use_kv_cache", "switch", "use a KV cache; --no-use-kv-cache recomputes all tokens for each"),
     _assumed("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),

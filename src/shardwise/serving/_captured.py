@@ -16,6 +16,8 @@ def captured_sequences(case: ServingCase, sizes: ServingSizes[X]) -> X:
 
     github.com/sgl-project/sglang 0.5.3 and 0.5.23: by the memory of the device and the ranks of a server.
     """
+    if case.job.captured_sequences >= 0:
+        return 0 * sizes.tp + case.job.captured_sequences
     if stated := case.engine.host.captured_sequences:
         return 0 * sizes.tp + stated
     few, many = static_row(case.cluster.device)["sequences"]

@@ -11,24 +11,7 @@ from shardwise.plans.laws import is_count
 def job_problems(job: Serving, model: Model) -> Problems:
     """Return what is wrong with a job by itself."""
     problems = Problems()
-    for name in ("batch", "input_tokens", "adapters"):
-        if not is_count(getattr(job, name)):
-            problems.add(name, getattr(job, name), "must be a whole number of at least 1", "for example 512")
-    if job.gpu_layers != -1 and not is_count(job.gpu_layers + 1):
-        rule = "must be a whole number of at least 0"
-        problems.add("gpu_layers", job.gpu_layers, rule, "leave it out for all layers on the device")
-    for name in (
-        "output_tokens",
-        "prefix_tokens",
-        "max_batched_tokens",
-        "max_sequences",
-        "max_total_tokens",
-        "adapter_rank",
-        "cpu_experts",
-    ):
-        value = getattr(job, name)
-        if value != 0 and not is_count(value):
-            problems.add(name, value, "must be a whole number of at least 0", "use 0 to leave it out")
+    _counts(job, problems)
     if not problems.items and job.adapters > 1 and not job.adapter_rank:
         rule = "are held in room of a rank, and none is given"
         problems.add("adapters", job.adapters, rule, "add --adapter-rank 16, or leave it out")
@@ -49,6 +32,28 @@ def job_problems(job: Serving, model: Model) -> Problems:
         rule = "is the busiest expert rank's load over the mean, at least 1"
         problems.add("expert_imbalance", job.expert_imbalance, rule, "use 1 for even routing")
     return problems
+
+
+def _counts(job: Serving, problems: Problems) -> None:
+    for name in ("batch", "input_tokens", "adapters"):
+        if not is_count(getattr(job, name)):
+            problems.add(name, getattr(job, name), "must be a whole number of at least 1", "for example 512")
+    for name, left_out in (("gpu_layers", "all layers on the device"), ("captured_sequences", "the engine's own")):
+        value = getattr(job, name)
+        if value != -1 and not is_count(value + 1):
+            problems.add(name, value, "must be a whole number of at least 0", f"leave it out for {left_out}")
+    for name in (
+        "output_tokens",
+        "prefix_tokens",
+        "max_batched_tokens",
+        "max_sequences",
+        "max_total_tokens",
+        "adapter_rank",
+        "cpu_experts",
+    ):
+        value = getattr(job, name)
+        if value != 0 and not is_count(value):
+            problems.add(name, value, "must be a whole number of at least 0", "use 0 to leave it out")
 
 
 def _choices(job: Serving, problems: Problems) -> None:

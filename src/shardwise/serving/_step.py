@@ -247,12 +247,16 @@ def _eager(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X], late:
 
     The largest captured step has so many tokens in vLLM (github.com/vllm-project/vllm vllm/v1/cudagraph_dispatcher.py,
     dispatch), so many sequences that decode in SGLang (github.com/sgl-project/sglang srt/model_executor, 0.5.3
-    cuda_graph_runner.py can_run, 0.5.23 runner/decode_cuda_graph_runner.py can_run_graph).
+    cuda_graph_runner.py can_run, 0.5.23 runner/decode_cuda_graph_runner.py can_run_graph) and in TensorRT-LLM
+    (github.com/NVIDIA/TensorRT-LLM tensorrt_llm/_torch/pyexecutor/cuda_graph_runner.py, 1.0 to 1.2), where a launch
+    says how many.
     """
     host, none = case.engine.host, 0 * late
     if step.phase == "decode":
         if host.eager_decode:
             return late
+        if case.job.captured_sequences >= 0:
+            return above(step.sequences, case.job.captured_sequences, late, none)
         if host.captured_by_memory:
             return above(step.sequences, captured_sequences(case, sizes), late, none)
         # What is captured for the sequences that may run holds all that do.
