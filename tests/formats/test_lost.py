@@ -115,7 +115,8 @@ def test_every_setting_comes_back_or_is_refused(target: str, tmp_path: Path) -> 
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "llamacpp": "llama.cpp", "dynamo": "vllm"}
 SERVED: dict[str, dict[str, Any]] = {
     "weights": {"weights": "fp8"}, "kv_cache": {"kv_cache": "fp8"}, "compute": {"compute": "fp8", "weights": "fp8"},
-    "memory_fraction": {"memory_fraction": 0.5}, "captured_sequences": {"captured_sequences": 4}, "max_batched_tokens": {"max_batched_tokens": 300},
+    "memory_fraction": {"memory_fraction": 0.5}, "max_batched_tokens": {"max_batched_tokens": 300},
+    "captured_sequences": {"captured_sequences": 4},
     "adapters": {"adapters": 3, "adapter_rank": 16}, "stage_layers": {"stage_layers": (15, 17), "pp": 2},
     "speculative_method": {"speculative_method": "ngram", "num_speculative_tokens": 2, "acceptance_rate": 0.5},
     "num_speculative_tokens": {"speculative_method": "ngram", "num_speculative_tokens": 5, "acceptance_rate": 0.5},

@@ -31,6 +31,7 @@ from shardwise.serving import InferReport
 
 _CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "nvfp4": "nvfp4", "bf16": "bf16"}
 _OF_FLAG = {flag: name for name, flag in reversed(_CACHES.items())} | {"bfloat16": "bf16"}
+_CAPTURED, _UNCAPTURED = "--cuda-graph-max-bs-decode", "--disable-decode-cuda-graph"
 # Tokens of a batch of prompts that it takes without being told (--max-prefill-tokens), and its own chunk on a device of
 # 60 to 160 GiB.
 _USUAL_PREFILL, _USUAL_CHUNK = 16384, 8192
@@ -84,6 +85,10 @@ def words_of(one: Deployment) -> Words:
     words = _parallel(one) | _limits(one) | types(one, "SGLang", _CACHES, launch_types) | _proposed(one, launch_types)
     if one.report.case.engine.host.eager_decode:
         words["--disable-cuda-graph"] = True
+    elif one.job.captured_sequences > 0:
+        words[_CAPTURED] = one.job.captured_sequences
+    elif one.job.captured_sequences == 0:
+        words[_UNCAPTURED] = True
     if one.role:
         words["--disaggregation-mode"] = one.role
     refuse(launch_types)
@@ -215,6 +220,8 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "max_batched_tokens": _step_tokens(line, groups),
         "max_context": line.whole("--context-length"),
     }
+    if line.flag(_UNCAPTURED) or line.whole(_CAPTURED):
+        values["captured_sequences"] = 0 if line.flag(_UNCAPTURED) else line.whole(_CAPTURED)
     if line.flag("--enable-lora"):
         values |= {"adapter_rank": line.whole("--max-lora-rank"), "adapters": line.whole("--max-loras-per-batch") or 8}
     role = line.word("--disaggregation-mode")
