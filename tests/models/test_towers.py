@@ -108,6 +108,10 @@ def test_a_start_up_log_has_the_towers(model: str, tp: int, weights: float, cach
         ("vllm", Plan(tp=2), Serving(), 0.5),
         ("sglang", Plan(), Serving(weights="fp8"), 1.0),
         ("vllm", Plan(), Serving(language_model_only=True), 0.0),
+        ("tensorrt-llm", Plan(tp=2), Serving(weights="fp8"), 0.5),
+        ("tensorrt-llm", Plan(), Serving(language_model_only=True), 0.0),
+        ("tensorrt-llm-0.12", Plan(), Serving(), 0.0),
+        ("lmdeploy", Plan(), Serving(), 0.0),
         ("llama.cpp", Plan(), Serving(), 0.0),
     ],
 )

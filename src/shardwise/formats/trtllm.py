@@ -301,7 +301,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         # Of a step of one stage (_torch/pyexecutor/_util.py, max_num_sequences), as many of which run as stages.
         "max_sequences": line.whole("--max-batch-size") * pp,
         "max_batched_tokens": line.whole("--max-num-tokens"),
-        "max_context": line.whole("--max-seq-len"),
+        "max_context": line.whole("--max-seq-len"), "language_model_only": line.flag("disable_mm_encoder"),
     }  # fmt: skip
     values |= _speculation(line) | _adapters(line)
     role = line.word("--disaggregation-mode") or line.named("--server-role", _ROLES)
