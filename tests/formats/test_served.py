@@ -251,7 +251,9 @@ def test_a_launch_takes_the_devices_of_its_plan(
     devices, requests = devices_and_requests(system, found.files)
     servers = [int(note.split()[0]) for note in found.notes if "such servers" in note]
     assert devices * prod(servers) == tp * pp * dp
-    assert requests == max(batch, report.case.profiled.sequences)
+    # TensorRT-LLM is told those of a step, of which a pipeline has as many at once as it has stages.
+    steps = pp if system == "trtllm" else 1
+    assert requests == max(batch, -(-report.case.profiled.sequences // steps))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,8 @@ _DRAFTS = dict.fromkeys(("Draft_Target", "Eagle", "Eagle3"), "max_draft_len spec
 _DRAFTS |= {"MTP": "num_nextn_predict_layers", "NGram": "max_draft_len max_matching_ngram_size"}
 _TRTLLM = {
     "adapters": "llama-3.1-8b --on 1xh100 --adapters 4 --adapter-rank 16",
-    "fp8 cache in pieces": "llama-3.1-70b --on 8xh100 --tp 4 --pp 2 --kv-cache fp8 --max-batched-tokens 512",
+    "fp8 cache in pieces": "llama-3.1-70b --on 8xh100 --tp 4 --pp 2 --kv-cache fp8 --max-batched-tokens 512 "
+    "--max-sequences 64",
     "adapters of GPT-like models": "mixtral-8x7b --on 4xh100 --tp 4 --adapters 2 --adapter-rank 8",
     "experts": "deepseek-v3 --on 8xh200 --dp 8 --ep 8",
     "generated kernels": "deepseek-v3 --on 8xb200 --tp 8 --ep 8 --engine tensorrt-llm-generated",
@@ -345,7 +348,7 @@ def test_a_stage_of_tensorrt_llm_has_its_part_of_the_sequences() -> None:
 )
 def test_tensorrt_llm_is_told_what_it_captures(said: str, graphs: dict[str, Any] | None) -> None:
     """As many sequences as a job says, of those that may run, or no graph at all; the launch is read back as that."""
-    words = ("llama-3.1-8b", "--on", "1xh100", "--batch", "64", "--captured-sequences", said, "--json")
+    words = ("llama-3.1-8b", "--on", "1xh100", "--max-sequences", "64", "--captured-sequences", said, "--json")
     done = run("export", "trtllm", *words)
     assert done.status == 0, done.err
     assert _yaml.parse(done.tree["files"]["trtllm.yaml"], "trtllm.yaml")["cuda_graph_config"] == graphs

@@ -7,6 +7,7 @@ on H100 of 80 GB at 0.95 of its memory, 1,024 sequences and steps of 8,192 token
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -301,3 +302,24 @@ def test_up_projections_of_latents_are_kept_twice(engine: str, weights: str, pla
     both = (ask("deepseek-v3", job, plan, "b200", engine=one).weights_bytes_per_gpu for one in (own, bare))
     with_copies, without = both
     assert with_copies - without == pytest.approx(61 * 16 * 256 * 512 * element, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "job", "cache"),
+    [
+        # 0.20, trtllm-bench: github.com/NVIDIA/TensorRT-LLM issue 6294.
+        ("llama-3.1-8b", {"kv_cache": "fp8", "max_sequences": 4096, "max_batched_tokens": 23552,
+                          "memory_fraction": 0.8}, 52.51),
+        # 2026-09, by itself: pull 18523.
+        ("gemma-3-27b", {}, 42.4),
+    ],
+)  # fmt: skip
+def test_the_cache_of_tensorrt_llm_is_what_a_step_and_its_sequences_leave(
+    model: str, job: dict[str, Any], cache: float
+) -> None:
+    """GiB on one H100 with weights in fp8; a launch that leaves max_batch_size out runs 2,048."""
+    asked = Serving(weights="fp8", input_tokens=128, output_tokens=28, **job)
+    report = ask(model, asked, engine="tensorrt-llm")
+    assert report.memory.cache_budget / GIB == pytest.approx(cache, rel=0.025)
+    stated = replace(asked, max_sequences=asked.max_sequences or 2048)
+    assert ask(model, stated, engine="tensorrt-llm").memory.cache_budget == report.memory.cache_budget
