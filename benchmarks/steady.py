@@ -146,8 +146,8 @@ class Drawn:
 
     @property
     def capacity(self) -> float:
-        """Requests a second that the closed form says are carried."""
-        return self.fleet.at(0.0).capacity * self.fleet.decode.many
+        """Requests a second that the closed form says a full queue is served at."""
+        return self.fleet.decode.many / self.fleet.at(0.0).full_seconds
 
 
 def draw(kind: str, seed: int) -> Drawn:

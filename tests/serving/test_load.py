@@ -333,9 +333,10 @@ def test_a_load_that_is_not_carried_has_no_percentiles(name: str) -> None:
 def test_a_short_run_does_not_hide_that_a_load_is_too_high(name: str, output: int) -> None:
     """A tenth above what a full queue is served at is not stable, however long answers are beside the run."""
     fields = {"input_tokens": Length(mean=200), "output_tokens": Length(mean=output)}
-    near = answer(name, workload(answer(name, workload(1e-3, 20, **fields)).steady.capacity * 0.9, 1000, **fields))
-    assert near.saturated is not None
-    most = max(near.saturated, near.steady.capacity)
+    most = answer(name, workload(1e-3, 20, **fields)).steady.capacity
+    full = answer(name, workload(1.01 * most, 1000, **fields))
+    assert full.saturated is not None
+    most = max(full.saturated, most)
     assert not answer(name, workload(1.1 * most, 1000, **fields)).stable
 
 

@@ -125,8 +125,8 @@ class LoadGroup:
 def least(steady: Steady[Any], empty: Steady[Any], limit: Limit) -> Any:
     """Return the seconds that a limit is about, at least: what an empty replica takes, and a share of what is beyond.
 
-    >>> one = Steady(full_seconds=0.5, rate=1.0, running=1.0, ttft_seconds=0.3, tpot_seconds=0.02, e2e_seconds=2.3,
-    ...     waiting_seconds=0.0)
+    >>> one = Steady(full_seconds=0.5, carried_seconds=0.5, rate=1.0, running=1.0, ttft_seconds=0.3, tpot_seconds=0.02,
+    ...     e2e_seconds=2.3, waiting_seconds=0.0)
     >>> round(float(least(one, one, Limit(metric="ttft", quantile="p99", seconds=1.0))), 3)
     0.255
     """

@@ -13,8 +13,8 @@ from shardwise.ledger.opened import opening
 from shardwise.ledger.traced import Traced, named
 from shardwise.records import replace
 from shardwise.serving.load._fleet import Pool
+from shardwise.serving.load._forms import replicas_of
 from shardwise.serving.load._report import ServeReport
-from shardwise.serving.load._steady import replicas_of
 
 _LATENCIES = {f"{name}": f"{name}_seconds" for name in ("ttft", "tpot", "e2e")}
 OPENED = {"utilization": "utilisation", "capacity": "capacity", **_LATENCIES}
@@ -58,4 +58,5 @@ def explain(report: ServeReport, what: str = "tpot") -> Traced:
 
 def _open(pool: Pool) -> Pool:
     """Return a pool whose prices open."""
-    return replace(pool, form=replicas_of(pool.base.case, pool.policy, pool.form.moments, pool.cache_tokens))
+    form = pool.form
+    return replace(pool, form=replicas_of(pool.base.case, pool.policy, form.moments, pool.cache_tokens, form.at_once))

@@ -19,6 +19,8 @@ class Steady(Generic[X]):
 
     full_seconds: X
     """Seconds for each request where the queue is full."""
+    carried_seconds: X
+    """Seconds for each request of the most of them that come one by one and are carried."""
     rate: X
     running: X
     ttft_seconds: X
@@ -30,17 +32,17 @@ class Steady(Generic[X]):
     @property
     def capacity(self) -> X:
         """Requests a second that are carried at most."""
-        return 1 / self.full_seconds
+        return 1 / self.carried_seconds
 
     @property
     def stable(self) -> bool:
-        """Whether the load is carried; a column where there are many layouts."""
-        return cast(bool, cast(Any, self.rate) < self.capacity)
+        """Whether a full queue is served at more than the load, which has means; a column of many layouts."""
+        return cast(bool, cast(Any, self.rate * self.full_seconds) < 1)
 
     @property
     def utilisation(self) -> X:
         """Load over capacity."""
-        return self.rate * self.full_seconds
+        return self.rate * self.carried_seconds
 
     def row(self: Steady[Any], index: int) -> Steady[float]:
         """Return one layout, as plain numbers; as traced ones where columns open."""
@@ -83,6 +85,7 @@ def in_tandem(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, shar
     return replace(
         decode,
         full_seconds=maximum(prefill.full_seconds / share, decode.full_seconds),
+        carried_seconds=maximum(prefill.carried_seconds / share, decode.carried_seconds),
         ttft_seconds=ttft,
         e2e_seconds=ttft + decode.e2e_seconds - decode.ttft_seconds,
         waiting_seconds=prefill.waiting_seconds + decode.waiting_seconds,

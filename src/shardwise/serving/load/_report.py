@@ -43,7 +43,7 @@ class ServeReport(Card):
     empty: Steady[float]
     """Closed form of a replica that nobody else uses: no load brings means below these."""
     saturated: float | None
-    """Requests a second of one replica with a full queue, simulated where the load comes near; None elsewhere."""
+    """Requests a second of one replica with a full queue, simulated where the form carries no more; None elsewhere."""
     traces: tuple[Trace, ...]
     """What each replica did; empty where the load is more than they carry."""
     options: LoadOptions
@@ -114,12 +114,9 @@ class ServeReport(Card):
     @property
     def overloaded(self) -> bool:
         """Whether the load is more than a full queue is served at, and more than the closed form carries."""
-        return self.open_loop and self.saturated is not None and self.steady.rate >= self._most
-
-    @property
-    def _most(self) -> float:
         # A full queue preempts more than a load that the cache just holds, and batches more prompts.
-        return max(self.steady.capacity, self.saturated or 0.0)
+        most = max(self.steady.capacity, self.saturated or 0.0)
+        return self.open_loop and self.saturated is not None and self.steady.rate >= most
 
     @cached_property
     def growth_per_second(self) -> float:
@@ -127,7 +124,7 @@ class ServeReport(Card):
         if not self.open_loop:
             return 0.0
         if self.overloaded:
-            return (self.steady.rate - self._most) * self.base.plan.dp
+            return (self.steady.rate - self.steady.capacity) * self.base.plan.dp
         requests = [r for t in self.traces for r in t.finished]
         return queue_growth(requests, self.workload.arrivals.rate * self.share) / self.share
 
@@ -269,15 +266,18 @@ class ServeReport(Card):
 
     @cached_property
     def capacity_per_second(self) -> float:
-        """Requests a second that all replicas carry at most: by the closed form, near it as the simulation showed."""
+        """Requests a second that all replicas carry at most, whatever is asked: by the closed form.
+
+        Where a simulation of what is asked showed other than that, it is as the simulation has it.
+        """
         # While replicas start a queue grows that all of them would carry.
-        if self.growth_per_second and (self.overloaded or self.options.autoscale is None):
-            if self.overloaded:
-                return self._most * self.base.plan.dp
+        if self.growth_per_second and not self.overloaded and self.options.autoscale is None:
             return carried_at_most(self.fleet, self.workload, self.options.router, self.growth_per_second)
-        if self.saturated is None:
-            return self.steady.capacity * self.base.plan.dp
-        return max(self.saturated, self.steady.rate) * self.base.plan.dp
+        # A few requests find room at any rate.
+        places = float(self.fleet.decode.form.prices.counts.max()) * self.base.plan.dp * self.share
+        many = sum(len(trace.finished) for trace in self.traces) >= 4 * places
+        simulated = self.saturated is not None and many and not self.growth_per_second
+        return max(self.steady.capacity, self.steady.rate if simulated else 0.0) * self.base.plan.dp
 
     @property
     def usd_per_hour(self) -> float | None:

@@ -22,6 +22,7 @@ from shardwise.serving.load._autoscale import Autoscale, Autoscaler
 from shardwise.serving.load._batches import groups_of
 from shardwise.serving.load._clients import client_note
 from shardwise.serving.load._fleet import Fleet, Pool, Router, Transfer, attention_groups
+from shardwise.serving.load._forms import replicas_of
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._moments import moments_of
 from shardwise.serving.load._options import LoadOptions
@@ -30,7 +31,6 @@ from shardwise.serving.load._replica import LimitWatch, uncollected
 from shardwise.serving.load._report import ServeReport
 from shardwise.serving.load._sample import REQUESTS, requests_of, sample_of, sample_of_pools
 from shardwise.serving.load._state import Stage
-from shardwise.serving.load._steady import replicas_of
 from shardwise.serving.load._steps import StepTable
 
 
@@ -261,7 +261,9 @@ def _made(asked: _PoolAsked) -> Pool:
     step = policy.step_tokens if policy.chunked else max(policy.step_tokens, prompt + made)
     table = StepTable(base.case, most, step, prompt + made)
     policy = replace(policy, max_sequences=min(policy.max_sequences, table.max_sequences))
-    form = replicas_of(base.case, policy, moments, cache)
+    arrivals = asked.workload.arrivals
+    at_once = arrivals.kind == "burst" or (arrivals.kind == "closed" and asked.workload.finite)
+    form = replicas_of(base.case, policy, moments, cache, at_once)
     return Pool(base=base, policy=policy, table=table, form=form, stage=asked.stage)
 
 
@@ -370,9 +372,10 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
             report = replace(report, traces=tuple(fleet.run(workload, options.router, watch)[1]))
         if watch.missed:
             return report
-    if fits and report.open_loop and steady.utilisation > _NEAR:
+    near = fits and report.open_loop and steady.utilisation > _NEAR
+    if near and steady.utilisation >= 1:
         report = replace(report, saturated=fleet.saturated(workload))
-    if report.saturated is not None and not report.overloaded:
+    if near and not report.overloaded:
         if options.settled and steady.utilisation >= 1:
             # The form does not say how many are there at once: as many for each replica as for one.
             workload, fleet = _filled(workload, fleet, options.router, 2000.0 * fleet.decode.many, _MOST_SETTLED)

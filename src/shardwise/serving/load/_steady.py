@@ -19,9 +19,7 @@ from typing import Any
 from shardwise.arrays import np
 from shardwise.ledger.opened import called
 from shardwise.records import dataclass, replace
-from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy
-from shardwise.serving._sizes import sizes_of_columns
 from shardwise.serving.load._batch_times import (
     FULL,
     BatchLoad,
@@ -38,13 +36,13 @@ from shardwise.serving.load._batch_times import (
     run_ends,
     slot_factor,
 )
-from shardwise.serving.load._batches import EQUAL, Batches, batches_of, most_running
+from shardwise.serving.load._batches import EQUAL, Batches
 from shardwise.serving.load._bulk import PromptSteps, gathered
 from shardwise.serving.load._cycle_prices import PROMPTS
 from shardwise.serving.load._lockstep import rows_of
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._moments import LengthMoments
-from shardwise.serving.load._prices import LoadPrices, load_prices
+from shardwise.serving.load._prices import LoadPrices
 from shardwise.serving.load._why import MATES, OWN_DECODE, OWN_PROMPT, WAITS
 from shardwise.serving.load._why import PROMPTS as OTHER_PROMPTS
 
@@ -63,6 +61,8 @@ class Replicas:
     moments: LengthMoments
     cache_tokens: Any
     batches: Batches
+    at_once: bool = False
+    """All requests come at once, so that equal ones go on together for as long as there are any."""
 
     def _added(self, arrivals: Any) -> Any:
         """Return what a prompt adds to a step in which so many arrive on average; of several batches, to a cycle."""
@@ -78,7 +78,11 @@ class Replicas:
     @cached_property
     def _seconds(self) -> Any:
         """Seconds for each request that ends while so many sequences run and others wait; with more of them no more."""
-        p, steps, equal = self.prices, max(self.moments.steps, 1e-9), self.moments.overlap > EQUAL
+        return self._seconds_of(self.moments.overlap > EQUAL)
+
+    def _seconds_of(self, equal: bool) -> Any:
+        """Return them where answers are equal and end as they began, together, or at any time."""
+        p, steps = self.prices, max(self.moments.steps, 1e-9)
         # No more end in a step than begin in one, of prompts that are cut less than one.
         bunch = ended = np.minimum(p.counts / steps, p.together if self.policy.mixed else np.inf)
         for _ in range(_ROUNDS if equal and not self.policy.mixed else 0):
@@ -89,7 +93,7 @@ class Replicas:
             ending, chance = begin_chance(p.counts, self.moments, self.policy, self.batches.lanes)
             bunch = np.maximum(bunch, poisson_of(ending / chance))
         seconds = p.decode / ended + called(self._added(bunch), OWN_PROMPT)
-        return np.where(self.batches.many > 1, self._cycle_seconds(), np.minimum.accumulate(seconds, axis=-1))
+        return np.where(self.batches.many > 1, self._cycle_seconds(equal), np.minimum.accumulate(seconds, axis=-1))
 
     @cached_property
     def full_seconds(self) -> Any:
@@ -97,9 +101,22 @@ class Replicas:
         return called(self._seconds[:, -1] / self.batches.lanes, "each request of a full queue")
 
     @cached_property
+    def carried_seconds(self) -> Any:
+        """Seconds of a replica, or of a group, for each request of the most of them that come one by one.
+
+        Equal answers that came one by one end so, and groups wait for each other's prompts in most of their steps.
+        Those of a queue that was full at once go on in step, a gain that no load has which just fits.
+        """
+        if self.at_once or self.moments.overlap <= EQUAL:
+            return self.full_seconds
+        apart = np.where(self.batches.many[:, 0] > 1, self._seconds_of(False)[:, -1], 0.0)
+        longest = np.maximum(self._seconds[:, -1], apart)
+        return called(longest / self.batches.lanes, "each request of the most that are carried")
+
+    @cached_property
     def capacity(self) -> Any:
-        """Requests a second that a replica with a full queue is served at, or one of its groups of attention."""
-        return 1 / self.full_seconds
+        """Requests a second that a replica carries of those that come one by one, or one of its groups of attention."""
+        return 1 / self.carried_seconds
 
     @cached_property
     def _weights(self) -> Any:
@@ -206,19 +223,19 @@ class Replicas:
         )  # fmt: skip
         return alone, steps.sojourn(rate, turns) - np.asarray(alone)
 
-    def _cycle_seconds(self) -> Any:
+    def _cycle_seconds(self, equal: bool) -> Any:
         """Return seconds for each request of a batch among others, while so many sequences run and others wait.
 
         No more begin in a step than it has room for beside those that decode.
         """
         p, pieces = self.prices, (self.prices.cycles.ends or self.prices.cycles).pieces
-        going, cycle = self._ending()
+        going, cycle = self._ending(equal)
         began = p.counts * going / (self.moments.steps + pieces * going)
         full = p.decode / p.together + p.ahead / PROMPTS
         some = self.policy.mixed & ~self.batches.piped & (began > p.together * np.maximum(going, 1.0))
         return np.minimum.accumulate(np.where(some, full, cycle / began), axis=-1)
 
-    def _ending(self) -> tuple[Any, Any]:
+    def _ending(self, equal: bool) -> tuple[Any, Any]:
         """Return the share of steps that decode, and seconds of a cycle, where prompts follow on sequences that end.
 
         Equal answers end together as they began.
@@ -226,7 +243,7 @@ class Replicas:
         p, steps, cycles = self.prices, self.moments.steps, self.prices.cycles
         ends, pieces = cycles.ends or cycles, cycles.pieces
         prompts = ends.ended(p.counts, steps)
-        if self.moments.overlap > EQUAL:
+        if equal:
             # Between as many as arrive and as many as fit: those that waited for a place came in full steps.
             fit = self.batches.many * np.maximum(np.minimum(p.together, p.counts) * pieces, 1.0)
             fit, ended = np.maximum(fit, prompts), prompts / self.batches.many
@@ -302,7 +319,9 @@ class Replicas:
         with np.errstate(all="ignore"):
             asked = np.maximum(np.broadcast_to(np.asarray(rate, float), self.capacity.shape), 1e-9)
             lane = self._at(asked / self.batches.lanes, turns)
-        return replace(lane, full_seconds=self.full_seconds, rate=asked, running=lane.running * self.batches.lanes)
+        full, carried = self.full_seconds, self.carried_seconds
+        running = lane.running * self.batches.lanes
+        return replace(lane, full_seconds=full, carried_seconds=carried, rate=asked, running=running)
 
     def _at(self, rate: Any, turns: Any) -> Steady[Any]:
         p, moments = self.prices, self.moments
@@ -348,7 +367,7 @@ class Replicas:
             "waiting_seconds": waiting,
         }
         values = {k: np.where(stable, v, math.inf) for k, v in values.items()}
-        return Steady(full_seconds=self.full_seconds, rate=rate, **values)
+        return Steady(full_seconds=self.full_seconds, carried_seconds=self.carried_seconds, rate=rate, **values)
 
     def _waiting(self, rate: Any, shape: tuple[Any, Any, Any], whole: Any, bunches: Any, turns: Any) -> Any:
         """Return mean seconds of a wait for a place among the sequences, of requests that come in bunches.
@@ -377,13 +396,3 @@ class Replicas:
         """The wait for a place over that of a group alone: of all places together, or of Erlang arrivals (in turns)."""
         cv2 = self.moments.output_cv2 if self.policy.balances == "turns" else 0.0
         return (1 / self.batches.many[:, 0] / turns + cv2) / (1 + cv2)
-
-
-def replicas_of(case: ServingCase, policy: Policy, moments: LengthMoments, cache_tokens: float) -> Replicas:
-    """Return the closed form of one case."""
-    capacity = np.array([float(cache_tokens)])
-    batches = batches_of([case.plan], case.model.has_experts, policy.one_batch)
-    sizes = sizes_of_columns(case.model, [case.plan], [1], case.domains, case.job)
-    most = most_running(policy, moments, capacity, batches.lanes)
-    prices = load_prices(case, sizes, policy, moments, most, batches)
-    return Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=capacity, batches=batches)
