@@ -163,6 +163,17 @@ def test_a_framework_may_be_called_as_a_stack_is(tmp_path: Path, name: str, stac
     assert not any(one.startswith("framework:") for one in called.assumed)
 
 
+@pytest.mark.parametrize("name", ["", "my own trainer", "NeuronX Distributed 2.24", "optimum-neuron"])
+def test_devices_of_a_vendor_run_what_has_kernels_for_them(tmp_path: Path, name: str) -> None:
+    """Trainium trains with what XLA compiles, under whatever name, as the commands take it."""
+    row = {**TRAINING, "device": "trainium1-core", "num_gpus": "64", "gpus_per_node": "32", "tp": "32",
+           "dp": "2", "sharding": "zero1", "framework": name}  # fmt: skip
+    called, stated = only(tmp_path, row), only(tmp_path, {**row, "framework": "", "stack": "xla"})
+    assert called.case is not None and called.case.stack.name == "xla"
+    assert called.case.plan.sequence_parallel == ("neuron" in name.lower())
+    assert (called.predicted == stated.predicted) == ("neuron" not in name.lower())
+
+
 @pytest.mark.parametrize("replicas", ["16", ""])
 def test_a_shard_size_counts_whether_replicas_are_stated_or_not(tmp_path: Path, replicas: str) -> None:
     """Shards within a node are copied over nodes, also where the number of replicas follows from the other degrees."""

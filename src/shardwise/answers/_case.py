@@ -316,9 +316,6 @@ def _say_idle_peaks(inputs: Inputs, compute: str) -> None:
 # The engine that people run on devices of a vendor, where none is named; vLLM on all others.
 ENGINES = {"Apple": "llama.cpp"}
 USUAL_ENGINE = "vllm"
-# The framework that trains on them: TPUs and Trainium run what XLA compiles, and kernels of Transformer Engine, which
-# other devices are taken to run, are of CUDA and ROCm.
-STACKS = {"Google": "xla", "AWS": "xla", "Apple": "pytorch"}
 
 
 def engine_of(inputs: Inputs, cluster: Cluster) -> str:
@@ -353,13 +350,13 @@ def _recomputing(inputs: Inputs, plan: Plan) -> Plan:
 
 def usual_stack(inputs: Inputs, cluster: Cluster | None = None) -> str:
     """Return the framework of the devices, else of the plan that the flags describe, said where it is not expected."""
-    from shardwise.plans import Plan, default_stack, filling
+    from shardwise.plans import Plan, default_stack, filling, vendor_stack
     from shardwise.plans.fields import PLAN, keys
 
     vendor = cluster.device.vendor if cluster else ""
-    if vendor in STACKS:
-        inputs.notes.append(f"stack {STACKS[vendor]}: not given, and the devices are of {vendor}")
-        return STACKS[vendor]
+    if usual := vendor_stack(vendor):
+        inputs.notes.append(f"stack {usual}: not given, and the devices are of {vendor}")
+        return usual
     asked = str(inputs.values.get("adapter") or ""), str(inputs.values.get("method") or "sft")
     tried = any(isinstance(inputs.values.get(name), str) for name in DEGREES)
     if tried or any(isinstance(inputs.values.get(name), tuple) for name in keys(PLAN, "choice", "whole")):

@@ -36,7 +36,7 @@ from shardwise.measured._training_tuning import (
 )
 from shardwise.models import Model
 from shardwise.ops import train_flops
-from shardwise.plans import Plan, Stack, Training, find_stack, usual_recompute
+from shardwise.plans import Plan, Stack, Training, default_stack, find_stack, usual_recompute, vendor_stack
 from shardwise.records import dataclass, replace
 from shardwise.training import StageMemory, TrainingOptions, TrainReport, reserved_bytes, train
 
@@ -154,7 +154,8 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
         record.rule_value("framework")
     cluster = cluster_of(record, device, notes)
     plan = plan_of(record, model, framework, cluster.devices_per_node)
-    stack = named_stack(record, framework, plan.sharding, model, table)
+    usual = framework.stack or vendor_stack(cluster.device.vendor) or default_stack(Plan(sharding=plan.sharding))
+    stack = named_stack(record, usual, model, table)
     precision = record.text("precision") or precision_of(record, stack, set(device.matrix_flops), table)
     job = Training(
         seq_len=int(record.positive("seq_len")),

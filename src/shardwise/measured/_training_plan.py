@@ -21,7 +21,6 @@ from shardwise.plans import (
     Sharding,
     Stack,
     balanced_layers,
-    default_stack,
     find_precision,
     find_stack,
     in_groups,
@@ -304,13 +303,13 @@ def _selective(record: Record, plan: Plan) -> Plan:
     return replace(plan, modules=named)
 
 
-def named_stack(record: Record, framework: Framework, sharding: Sharding, model: Model, table: Table) -> str:
-    """Return the name of the stack that ran a row: the stated one, or that of the framework with what the cells say."""
+def named_stack(record: Record, usual: str, model: Model, table: Table) -> str:
+    """Return the name of the stack that ran a row: the stated one, or the usual one with what the cells say."""
     if not record.text("attention_kernel"):
         record.rule_value("attention_kernel")
     if record.says("stack"):
         return record.text("stack")
-    return variant_of(table, framework.stack or default_stack(Plan(sharding=sharding)), record.row, _experts(model))
+    return variant_of(table, usual, record.row, _experts(model))
 
 
 def _experts(model: Model) -> str:

@@ -2,7 +2,15 @@
 
 from shardwise.plans._bases import BaseFormat, base_names, find_base
 from shardwise.plans._capabilities import DIVISORS, JOB_WORDS, SETTING_WORDS, Capabilities
-from shardwise.plans._frameworks import default_stack, filling, fine_tuners, patched, proposed_for, sharding_stack
+from shardwise.plans._frameworks import (
+    default_stack,
+    filling,
+    fine_tuners,
+    patched,
+    proposed_for,
+    sharding_stack,
+    vendor_stack,
+)
 from shardwise.plans._jobs import (
     OBJECTIVES,
     PHASES,

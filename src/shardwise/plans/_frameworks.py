@@ -57,6 +57,18 @@ def default_stack(plan: Plan, adapter: str = "", method: str = "sft") -> str:
     return next(able, (*names, *stack_table())[0])
 
 
+def vendor_stack(vendor: str) -> str:
+    """Return the framework that trains on a vendor's devices, the empty word where that of the plan does.
+
+    TPUs and Trainium run what XLA compiles; kernels of Transformer Engine, which other devices are taken to run, are of
+    CUDA and ROCm.
+
+    >>> vendor_stack("AWS"), vendor_stack("NVIDIA")
+    ('xla', '')
+    """
+    return next((name for name, row in stack_table().items() if vendor in row.get("vendors", ())), "")
+
+
 @cache
 def _bringing(sharding: str, schedule: str, replicas: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the frameworks that brought a sharding, the likeliest first, and those that brought a schedule."""

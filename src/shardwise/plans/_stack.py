@@ -362,7 +362,7 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 # What a table says of the choice of a stack, and what is read apart; any other key that is no field is an error.
-_CHOSEN_BY = ("fine_tunes", "proposed_for", "written_with",
+_CHOSEN_BY = ("fine_tunes", "proposed_for", "written_with", "vendors",
               "brought", "brought_adapters", "brought_replicas", "brought_schedules")  # fmt: skip
 _TUPLES = ("overlap_sends", "usual_offload", "uncounted", "rotary_passes", "launch_hosts")
 _NOT_OF_IT = ("also", "extends", "sources", "runs", *_CHOSEN_BY)
