@@ -152,12 +152,14 @@ def test_a_hybrid_cube_mesh_gives_a_group_the_links_between_its_members(
 
 @pytest.mark.parametrize(
     ("devices", "changes", "peers"),
-    [("4xv100-sxm-32gb", {"devices_per_node": 4}, 3), ("16xv100-sxm-32gb-dgx2", {}, 0)],
+    [
+        ("4xv100-sxm-32gb", {"devices_per_node": 4}, 3),
+        ("16xv100-sxm-32gb-dgx2", {}, 0),
+        ("1x4xgh200-96gb", {}, 3),
+    ],
 )
-def test_other_nodes_of_v100_are_joined_pairwise_or_by_a_switch(
-    devices: str, changes: dict[str, object], peers: int
-) -> None:
-    """Boards of four V100 have two links between each pair, a DGX-2 has NVSwitch."""
+def test_other_nodes_are_joined_pairwise_or_by_a_switch(devices: str, changes: dict[str, object], peers: int) -> None:
+    """Boards of four V100 have two links between each pair, of four GH200 six; a DGX-2 has NVSwitch."""
     assert network_of(Cluster.parse(devices, changes), Efficiencies()).links[0].wire("all_reduce").peers == peers
 
 

@@ -59,6 +59,8 @@ def _tier(size: object, rate: object = 1e9, latency: object = 1e-6, in_network: 
         ("256xtpu-v5e", 256, 8, [("ici", 256, 200e9)]),
         ("512xtpu-v5e", 512, 8, [("ici", 256, 200e9), ("network", 512, 3.125e9)]),
         ("8xgh200-96gb", 8, 1, [("network", 8, 50e9)]),
+        ("2x4xgh200-96gb", 8, 4, [("nvlink-4", 4, 450e9), ("network", 8, 50e9)]),
+        ("1x4xgh200-144gb", 4, 4, [("nvlink-4", 4, 450e9)]),
         ("generic-8gb", 1, 1, [("local", 1, 32e9)]),
     ],
 )

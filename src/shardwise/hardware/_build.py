@@ -198,9 +198,10 @@ def _mesh(draft: _Draft, sizes: _ChipSizes) -> int:
     """Return how many devices of a fast domain are joined pairwise, 0 where a switch joins them.
 
     Boards of four A100 or H100 have no NVSwitch: each pair shares a third of the links (NVIDIA HGX A100 and HGX H100
-    datasheets, 4-GPU), of V100 two links (Dell C4140, github.com/NVIDIA/nccl-tests issue 68). AMD Instinct boards of
-    four and eight are meshes of xGMI links (CDNA 3 white paper, 2023), those of eight P100 and V100 hybrid cube meshes.
-    Of Gaudi's 24 ports 21 join the eight of a node pairwise (Habana Gaudi2 white paper, 2022).
+    datasheets, 4-GPU), of V100 two links (Dell C4140, github.com/NVIDIA/nccl-tests issue 68); so do the GH200 of nodes
+    of four (JUPITER, apps.fz-juelich.de/jsc/hps/jupiter/configuration.html), which are alone elsewhere. AMD
+    Instinct boards of four and eight are meshes of xGMI links (CDNA 3 white paper, 2023), those of eight P100 and V100
+    hybrid cube meshes. Of Gaudi's 24 ports 21 join the eight of a node pairwise (Habana Gaudi2 white paper, 2022).
     """
     device, domain = draft.device, sizes.domain
     if device.name in find_link(device.fast_link).packages:
@@ -208,7 +209,7 @@ def _mesh(draft: _Draft, sizes: _ChipSizes) -> int:
     if device.fast_link in ("xgmi", "roce") or (domain == 8 and find_link(device.fast_link).board_links):
         return domain
     pairs = device.fast_link in ("nvlink-2", "nvlink-3", "nvlink-4")
-    boards = pairs and device.knows("fast_domain") and device.fast_domain == 8
+    boards = pairs and device.knows("fast_domain") and device.fast_domain in (1, 8)
     if boards and sizes.node == domain == 4:
         draft.assume(f"the 4 {device.name} of a node are joined pairwise, without a switch, as on boards of four")
         return 4
