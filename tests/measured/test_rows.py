@@ -163,6 +163,25 @@ def test_a_framework_may_be_called_as_a_stack_is(tmp_path: Path, name: str, stac
     assert not any(one.startswith("framework:") for one in called.assumed)
 
 
+@pytest.mark.parametrize(
+    ("name", "stack"),
+    [
+        ("FSDP", "fsdp2"),
+        ("FSDP2 (PyTorch 2.9)", "fsdp2"),
+        ("FSDP1 (PyTorch 2.3)", "fsdp2-2024"),
+        ("PyTorch FSDP, 2024-08", "fsdp2-2024"),
+        ("HF transformers 5.16 + FSDP2", "transformers"),
+        ("HF accelerate 1.15 FSDP", "accelerate"),
+        ("HF accelerate 0.31 + FSDP", "fsdp-2024"),
+        ("PyTorch FSDP1 around transformers 4.33", "fsdp-2024"),
+    ],
+)
+def test_what_fsdp_shards_is_of_who_wrote_it(tmp_path: Path, name: str, stack: str) -> None:
+    """FSDP around transformers is no torchtitan, and before PyTorch 2.8 norms were steps."""
+    called = only(tmp_path, {**TRAINING, "framework": name, "sharding": "fsdp"}).case
+    assert called is not None and (called.stack.name, called.plan.sharding) == (stack, "fsdp")
+
+
 @pytest.mark.parametrize("name", ["", "my own trainer", "NeuronX Distributed 2.24", "optimum-neuron"])
 def test_devices_of_a_vendor_run_what_has_kernels_for_them(tmp_path: Path, name: str) -> None:
     """Trainium trains with what XLA compiles, under whatever name, as the commands take it."""
