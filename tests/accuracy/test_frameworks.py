@@ -161,6 +161,9 @@ def test_notes_say_what_the_user_set() -> None:
         adjusted(TABLE, find_stack("megatron-bridge"), {"compute_dtype": word}).settings for word in ("fp8", "mxfp8")
     ]
     assert [(s.fp8_recipe, s.fp8_param_gather) for s in stored] == [("", True), ("mxfp8", True)]
+    row = {"compute_dtype": "fp8", "notes": "torch.compile; float8 all-gather"}
+    assert adjusted(TABLE, find_stack("fsdp2-compiled"), row).settings.fp8_param_gather
+    assert not adjusted(TABLE, find_stack("fsdp2-compiled"), {**row, "notes": ""}).settings.fp8_param_gather
 
 
 def test_habits_belong_to_old_frameworks() -> None:

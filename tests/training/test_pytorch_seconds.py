@@ -223,6 +223,19 @@ def test_weights_gathered_in_8_bits_are_half_the_message() -> None:
     assert narrow.hidden_seconds < wide.hidden_seconds
 
 
+def test_weights_gathered_in_8_bits_stay_in_half_the_room() -> None:
+    """What torchao's float8 all-gather brings is what a layer keeps until backward, where FSDP keeps it whole."""
+    stack, job = find_stack("fsdp2-compiled"), replace(JOB, precision="fp8-amp")
+    plan = replace(FSDP, dp=16, sharding="shard-grad-op", recompute="none")
+    model = load_model("llama-2-7b")
+    wide, narrow = (
+        train(model, Cluster.parse("16xh100-sxm-80gb"), plan, job, TrainingOptions(stack=one))
+        for one in (replace(stack, settings=Settings(fp8_param_gather=stored)) for stored in (False, True))
+    )
+    layers = model.num_layers * 4096 * (4 * 4096 + 3 * 11008)
+    assert wide.allocated_bytes - narrow.allocated_bytes == pytest.approx(layers, rel=0.05)
+
+
 def test_an_optimizer_sharded_in_a_node_keeps_its_weights_off_the_network() -> None:
     """InternEvo's optimizer, sharded over a node, sends new weights within it; over all replicas across nodes."""
     job, cluster = Training(seq_len=2048, global_batch=256), Cluster.parse("64xa100-sxm-80gb")

@@ -229,18 +229,18 @@ def _layers(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: S
         # trained and frozen weights take the room of both.
         one, all_made, kept = width * unit, width * every, width * every
     gradients = one
-    gathered = 2 * width * unit
+    gathered = 2 * recipe.unit_bytes * unit
     if recipe.stack.settings.max_live_parameters:
-        gathered = width * maximum(minimum(layers, recipe.stack.settings.max_live_parameters), unit)
+        gathered = recipe.unit_bytes * maximum(minimum(layers, recipe.stack.settings.max_live_parameters), unit)
     if recipe.stack.whole_gradients:
         gradients = above(sizes.num_micro, 1, kept, gradients)
     working = gathered + gradients
     sums = (working, 0 * working, working, working)
     if recipe.keeps_gathered:
-        kept, whole = width * (every - ends), gradients - one
-        sums = (kept + whole, kept + whole, kept + gradients, width * unit + gradients)
+        kept, whole = recipe.unit_bytes * (every - ends), gradients - one
+        sums = (kept + whole, kept + whole, kept + gradients, recipe.unit_bytes * unit + gradients)
     if not recipe.stack.pipeline_keeps_gathered:
         return sums
-    piped = width * (every - ends) + all_made
+    piped = recipe.unit_bytes * (every - ends) + all_made
     first, loss, back, last = (above(sizes.pp, 1, piped, one) for one in sums)
     return first, loss, back, last

@@ -271,7 +271,8 @@ def fragmented_bytes(
     ]
     parts_in_compute = in_compute(recipe, parts)
     unit, _ = layer_units(recipe, parts_in_compute, stage)
-    gathered = recipe.precision.activation_bytes * (maximum(*end_units(recipe, parts_in_compute, stage)) + unit)
+    ends = maximum(*end_units(recipe, parts_in_compute, stage))
+    gathered = recipe.precision.activation_bytes * ends + recipe.unit_bytes * unit
     return named(largest(others) + moment.gradients + gathered + coming, "peak of the pools")
 
 

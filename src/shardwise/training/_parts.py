@@ -68,6 +68,11 @@ class Recipe:
         return scaling.gather_bytes if scaling and self.stack.settings.fp8_param_gather else 0.0
 
     @property
+    def unit_bytes(self) -> float:
+        """Bytes of an element of a layer's gathered weights: as they travel (torchao float8/fsdp_utils.py)."""
+        return self.narrow_gather_bytes or self.precision.activation_bytes
+
+    @property
     def cast_bytes(self) -> float:
         """Bytes moved for an element of a narrow GEMM's weight behind its gather; 0 where none is gathered.
 
@@ -78,10 +83,9 @@ class Recipe:
         if scaling is None or not self.shards_weights or self.stack.gathers_tensors:
             return 0.0
         copies = scaling.turned_bytes if self.turns_weights else scaling.weight_bytes
-        travels = self.narrow_gather_bytes or self.precision.activation_bytes
-        if travels < 2:
-            return 2 * max(copies - travels, 0.0)
-        return travels + copies
+        if self.unit_bytes < 2:
+            return 2 * max(copies - self.unit_bytes, 0.0)
+        return self.unit_bytes + copies
 
     def offloads(self, what: str) -> bool:
         """Return whether a copy lies in the host's memory: one of `OFFLOADS`."""

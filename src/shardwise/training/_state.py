@@ -76,7 +76,7 @@ def scatters(sizes: PlanSizes[X], recipe: Recipe, params: tuple[X, X]) -> tuple[
 
 def gathers(recipe: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:
     """Return what gathers the sharded weights of a unit in the type of compute."""
-    w = recipe.narrow_gather_bytes or recipe.precision.activation_bytes
+    w = recipe.unit_bytes
     return (
         StateMessage(group="shard", verb="all_gather", size_bytes=w * dense, tensor="weights"),
         StateMessage(group="expert_shard", verb="all_gather", size_bytes=w * expert, tensor="expert weights"),
