@@ -838,6 +838,15 @@ def test_torchtitan_s_recipe_of_float8_comes_back() -> None:
         assert found.stack.settings.fp8_recipe == ("rowwise" if word == "rowwise" else "")
 
 
+def test_torchtitan_s_gathers_of_float8_come_back() -> None:
+    """enable_fsdp_float8_all_gather, under its path of any release, is weights that travel in 8 bits."""
+    tree = {"model": {"name": "llama3", "flavor": "8B", "converters": ["quantize.linear.float8"]}}
+    own = {"enable_fsdp_float8_all_gather": True}
+    for more in ({"quantize": {"linear": {"float8": own}}}, {"float8": own}):
+        assert torchtitan.read_tree({**tree, **more}, num_devices=8).stack.settings.fp8_param_gather
+    assert not torchtitan.read_tree(tree, num_devices=8).stack.settings.fp8_param_gather
+
+
 _BESIDE = {
     "acc.yaml": "distributed_type: FSDP\nnum_processes: 16\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n",
     "ax.yaml": FILES["axolotl-full"][0],

@@ -116,7 +116,9 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
     kept = plan.recompute == "full" and keys.word("activation_checkpoint.selective_ac_option") == "op"
     kept = kept and keys.word("activation_checkpoint.mode") != "full"
     policy: CheckpointPolicy | Literal[""] = "second-matmuls" if kept else ""
-    settings = replace(stack.settings, fp8_recipe=recipe, checkpoint_policy=policy, pipeline_runs=max(runs, 1))
+    gathered = bool(keys.flag(f"{_FLOAT8}.enable_fsdp_float8_all_gather"))
+    settings = replace(stack.settings, fp8_recipe=recipe, checkpoint_policy=policy, pipeline_runs=max(runs, 1),
+                       fp8_param_gather=gathered)  # fmt: skip
     stack = replace(stack, settings=settings)
     devices = _trainer.world(keys, num_devices, plan, _P + "data_parallel_shard_degree")
     return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=devices)
@@ -304,8 +306,10 @@ def tree_of(case: ExportCase) -> dict[str, dict[str, Any]]:
         training["enable_cpu_offload"] = True
     if job.run_tokens:
         training["steps"] = round(job.run_tokens / job.tokens_per_step)
-    recipe = case.stack.settings.fp8_recipe
-    scaled = {"quantize": {"linear": {"float8": {"recipe_name": recipe}}}} if recipe and precision == "fp8-amp" else {}
+    own = case.stack.settings
+    float8 = {"enable_fsdp_float8_all_gather": True} if own.fp8_param_gather else {}
+    float8 = {"recipe_name": own.fp8_recipe} if own.fp8_recipe else float8
+    scaled = {"quantize": {"linear": {"float8": float8}}} if float8 and precision == "fp8-amp" else {}
     return {
         **_named_model(case, precision),
         **scaled,
