@@ -182,6 +182,14 @@ def test_what_fsdp_shards_is_of_who_wrote_it(tmp_path: Path, name: str, stack: s
     assert called is not None and (called.stack.name, called.plan.sharding) == (stack, "fsdp")
 
 
+def test_a_row_may_keep_what_fsdp_gathered(tmp_path: Path) -> None:
+    """SHARD_GRAD_OP, reshard_after_forward False, is a sharding of its own: weights stay whole until backward."""
+    row = {**TRAINING, "framework": "FSDP", "num_gpus": "8", "dp": "8", "metric": "peak_memory", "value": "4e10"}
+    kept, freed = (only(tmp_path, {**row, "sharding": word}) for word in ("shard_grad_op", "fsdp"))
+    assert kept.case is not None and kept.case.plan.sharding == "shard-grad-op"
+    assert kept.predicted > freed.predicted
+
+
 @pytest.mark.parametrize("name", ["", "my own trainer", "NeuronX Distributed 2.24", "optimum-neuron"])
 def test_devices_of_a_vendor_run_what_has_kernels_for_them(tmp_path: Path, name: str) -> None:
     """Trainium trains with what XLA compiles, under whatever name, as the commands take it."""
