@@ -87,11 +87,12 @@ def test_fsdp_beside_mixed_precision_widens_what_trains(dtype: str, tmp_path: Pa
     assert tree["memory"]["at_peak"]["optimizer"] == pytest.approx(8_030_261_248 * 8 / 8, rel=1e-3)
 
 
-def test_ms_swift_under_fsdp_keeps_fp32_weights() -> None:
-    """It switches mixed precision on for a model in bfloat16, beside which accelerate widens what trains."""
-    sharded = asked("--stack", "ms-swift", "--sharding", "fsdp")["memory"]["at_peak"]
-    assert sharded["weights"] == pytest.approx(8_030_261_248 * 4 / 8, rel=1e-3)
-    tuned = asked("--stack", "ms-swift", "--sharding", "fsdp", "--adapter", "lora")["memory"]["at_peak"]
+@pytest.mark.parametrize(("stack", "width"), [("ms-swift", 4), ("transformers", 4), ("axolotl", 2), ("litgpt", 2)])
+def test_what_trains_under_fsdp_is_as_wide_as_accelerate_makes_it(stack: str, width: int) -> None:
+    """Beside mixed precision accelerate widens what trains; axolotl's and LitGPT's own ways leave it in bfloat16."""
+    sharded = asked("--stack", stack, "--sharding", "fsdp")["memory"]["at_peak"]
+    assert sharded["weights"] == pytest.approx(8_030_261_248 * width / 8, rel=1e-3)
+    tuned = asked("--stack", stack, "--sharding", "fsdp", "--adapter", "lora")["memory"]["at_peak"]
     assert tuned["weights"] == pytest.approx(8_030_261_248 * 2 / 8, rel=1e-2)
 
 

@@ -101,7 +101,7 @@ def sharding_stack(stack: Stack | str, *shardings: str) -> Stack:
     ['trl', 'axolotl', 'unsloth', 'megatron']
     >>> [sharding_stack("trl", word).precision for word in ("fsdp", "zero2")], sharding_stack("trl", "zero2").loss
     (['amp-bf16', 'bf16-grads16'], 'fused-lm-head')
-    >>> [sharding_stack("ms-swift", word).precision for word in ("none", "fsdp")]
+    >>> [sharding_stack("transformers", word).precision for word in ("none", "fsdp")]
     ['bf16-pure', 'amp-bf16']
     """
     stack = find_stack(stack) if isinstance(stack, str) else stack
