@@ -280,3 +280,22 @@ def test_a_search_says_that_its_plan_leaves_the_engine_no_room() -> None:
     assert done.status == 1 and "the engine of rollouts has no room" in done.out
     assert not answered(*words)["best"][0]["fits"]
     assert "must divide the engine's 4 devices" in run(*SEARCH, "--rollout-tp", "3").err
+
+
+RUN_OF = ("--tokens", "65.536M", "--price", "2")
+
+
+def test_every_answer_of_a_run_has_its_rollouts() -> None:
+    """Rows of values, what is solved for, and both sides of a comparison have the days and dollars of `train`."""
+    alone = answered(*GRPO, *PROMPT, *RUN_OF)
+    rows = answered(*GRPO, *PROMPT, *RUN_OF, "--vary", "micro-batch=2,4")["rows"]
+    assert (rows[0]["days"], rows[0]["usd"]) == (alone["days"], alone["usd"])
+    at = GRPO.index("--micro-batch")
+    flags = (*GRPO[1:at], *GRPO[at + 2 :], *PROMPT, *RUN_OF)
+    sides = answered("compare", *flags, "--a", "--micro-batch 2", "--b", "--micro-batch 4")
+    assert (sides["a"]["days"], sides["b"]["usd"]) == (alone["days"], rows[1]["usd"])
+    # Training alone would keep the limit on one device.
+    limit = ("--max-time", f"{1.02 * alone['days'] * 24}h")
+    assert answered(*GRPO, *PROMPT, *RUN_OF, *limit, "--solve", "devices")["solve"]["value"] == 4
+    words = (*GRPO, *PROMPT, *RUN_OF, "--rollout", "awake", "--rollout-memory", "1GiB", "--vary", "micro-batch=2,4")
+    assert [row["fits"] for row in answered(*words)["rows"]] == [False, False]

@@ -35,7 +35,7 @@ MIB = 2.0**20
 
 def ask(inputs: Inputs) -> CommReport:
     """Return the communication report of a training case; raises `InputError` with every problem."""
-    return CommReport(report=_train.ask(inputs))
+    return CommReport(report=_train.trained(inputs))
 
 
 def words(inputs: Inputs, report: CommReport) -> list[str]:

@@ -52,7 +52,7 @@ def _root(inputs: Inputs, what: str) -> tuple[ExplainedNumber, dict[str, float]]
     """Return the number that is asked for, and what lies beside it on the device where that is the peak of tensors."""
     if what in _SERVING or (what == "memory" and _serves(inputs)):
         return ExplainedNumber(ask(inputs).explain(what), UNITS[what]), {}
-    report = _train.ask(inputs)
+    report = _train.trained(inputs)
     number = ExplainedNumber(report.explain(what), UNITS[what])
     return number, _other_bytes(report, number.value) if what == "memory" else {}
 

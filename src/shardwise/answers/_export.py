@@ -66,7 +66,7 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
     if target in SERVERS:
         return _served(inputs, target)
     _complete(inputs, target)
-    report = _train.ask(inputs)
+    report = _train.trained(inputs)
     stated = ExportCase(
         model=report.case.model,
         cluster=report.case.cluster,

@@ -39,7 +39,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
     _check_wishes(inputs)
     inputs.values["micro_batch"] = 1
-    base = _train.ask(inputs)
+    base = _train.trained(inputs)
     if refused := [problem for problem in base.unlaunched if problem.field in ("adapter", "base")]:
         raise InputError(refused)
     recipes = tuning_recipes(base)[: inputs.get("top")]
@@ -81,7 +81,7 @@ def _on_more(inputs: Inputs) -> tuple[list[TuningRecipe], str]:
         on = f"{times * int(named[1] or 1)}x{named[2]}" if named else ""
         grown = Inputs(values={**inputs.values, "on": on}, imported=inputs.imported, command=inputs.command)
         try:
-            way, most = quickest(_train.ask(grown)), on
+            way, most = quickest(_train.trained(grown)), on
         except InputError:
             break
         if way is not None:

@@ -29,7 +29,7 @@ def ask(inputs: Inputs) -> TrainReport | InferReport:
     """Return the report whose operators are asked for: of serving where a flag says so or only serving has it."""
     only = infer_flags().keys() - train_flags().keys()
     what = inputs.get("what", "infer" if only & inputs.values.keys() else "train")
-    return _infer.ask(inputs) if what == "infer" else _train.ask(inputs)
+    return _infer.ask(inputs) if what == "infer" else _train.trained(inputs)
 
 
 def roofline_tree(result: Roofline) -> dict[str, Any]:

@@ -27,7 +27,21 @@ if TYPE_CHECKING:
 
 
 def ask(inputs: Inputs) -> TrainReport:
-    """Return the report of a training case; raises `InputError` with every problem."""
+    """Return the report of a training case with its rollouts, where these are timed; raises `InputError`."""
+    return _with_rollouts(trained(inputs))
+
+
+def _with_rollouts(report: TrainReport) -> TrainReport:
+    """Return a report with its rollouts, where these are timed; loads serving for them."""
+    if not report.case.stack.settings.times_rollouts:
+        return report
+    from shardwise.answers._rollout import timed_rollouts
+
+    return timed_rollouts(report)
+
+
+def trained(inputs: Inputs) -> TrainReport:
+    """Return the report of a training case, rollouts left out; raises `InputError` with every problem."""
     from shardwise.training import TrainingOptions, train
 
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
@@ -137,7 +151,7 @@ def _rollout(inputs: Inputs, report: TrainReport) -> tuple[TrainReport, Any, dic
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise train`."""
     check_drawable(inputs)
-    report = ask(inputs)
+    report = trained(inputs)
     check_finite({"step_seconds": report.step_seconds, "device_bytes": report.device_bytes, "usd": report.usd or 0.0})
 
     report, rollout, phase = _rollout(inputs, report)
@@ -176,8 +190,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return train_figure(report)
 
-    whole = fits_at(report, inputs.get("risk", 0.0)) and report.generation.fits
-    fits = whole if phase is None else phase["fits"]
+    fits = fits_at(report, inputs.get("risk", 0.0)) if phase is None else phase["fits"]
     done = limited(inputs.values, Answer(0 if fits else 1, tree, page), report)
     done = timed(inputs, done, report)
     return plotted(inputs, done, draw)

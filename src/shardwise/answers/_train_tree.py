@@ -47,7 +47,7 @@ def train_tree(report: TrainReport, risk: float = 0.0) -> dict[str, Any]:
     """
     asked = report.job.run_tokens > 0
     tree = {
-        "fits": fits_at(report, risk) and report.generation.fits,
+        "fits": fits_at(report, risk),
         "chance_to_fit": report.chance_to_fit,
         "risk": risk or None,
         "device_bytes": report.device_bytes,

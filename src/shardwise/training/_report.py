@@ -121,8 +121,8 @@ class TrainReport(Card):
 
     @property
     def fits(self) -> bool:
-        """Whether the plan fits the device."""
-        return self.verdict.fits
+        """Whether the plan fits the device, and the engine of its rollouts where that is timed."""
+        return self.verdict.fits and self.generation.fits
 
     @property
     def step_seconds(self) -> float:
@@ -326,7 +326,7 @@ class TrainReport(Card):
     @cached_property
     def changes(self) -> tuple[Change, ...]:
         """Single-field changes of a plan that does not fit, with less memory, those that fit first."""
-        return () if self.fits else changes_of(self, lambda case: report_of(case, (), self.priced))
+        return () if self.verdict.fits else changes_of(self, lambda case: report_of(case, (), self.priced))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
