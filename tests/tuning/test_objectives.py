@@ -14,7 +14,9 @@ from shardwise.ledger.op import Op, Tensor
 from shardwise.ledger.saved import Checkpoint, keep
 from shardwise.ops.layout import memory_op
 from shardwise.plans import OBJECTIVES
-from shardwise.training import TrainingOptions, TrainReport
+from shardwise.records import replace
+from shardwise.search import SearchOptions, SerialExecutor, count_generation, finished, searched, work_of
+from shardwise.training import Generation, TrainingOptions, TrainReport
 
 MODEL = "llama-3.2-1b"
 ADAPTERS = {"adapter": "lora", "rank": 16}
@@ -299,3 +301,35 @@ def test_every_answer_of_a_run_has_its_rollouts() -> None:
     assert answered(*GRPO, *PROMPT, *RUN_OF, *limit, "--solve", "devices")["solve"]["value"] == 4
     words = (*GRPO, *PROMPT, *RUN_OF, "--rollout", "awake", "--rollout-memory", "1GiB", "--vary", "micro-batch=2,4")
     assert [row["fits"] for row in answered(*words)["rows"]] == [False, False]
+
+
+def test_limits_of_a_search_are_of_whole_steps() -> None:
+    """What trains would keep them; a plan that is proposed keeps them alone too."""
+    best = answered(*SEARCH)["best"][0]
+    whole = best["days"] * 86400 / 1000
+    limits = {"--max-step": whole, "--max-time": 1000 * whole, "--max-cost": best["usd"]}
+    for flag, most in limits.items():
+        assert whole > 2 * best["step_seconds"] and run(*SEARCH, flag, f"{0.9 * most}").status == 1, flag
+        kept = answered(*SEARCH, flag, f"{1.001 * most}")["best"]
+        assert kept[0]["days"] == best["days"], flag
+        assert all(run(*one["command"].removeprefix("shardwise ").split(), flag, f"{1.001 * most}").status == 0
+                   for one in kept[:3])  # fmt: skip
+
+
+def test_plans_that_miss_a_limit_by_their_own_rollouts_are_none_of_the_best() -> None:
+    """The least that is generated keeps the limit on their devices, and what they leave the engine makes it more."""
+    job = Training(seq_len=1024, global_batch=64, token_budget=1e9)
+    work = work_of(load_model("gpt2"), Cluster.parse("4xa100-sxm-80gb"), job, None, SearchOptions(max_run_seconds=1e5))
+    count_generation(work, lambda case, n: Generation(seconds=0.1))
+    result = searched(work, SerialExecutor())
+
+    def finish(report: TrainReport) -> TrainReport:
+        return replace(report, generation=Generation(seconds=1e3 if report.plan.tp > 1 else 0.1))
+
+    done = finished(result, finish)
+    assert any(one.plan.tp > 1 for one in result.best) and done.best
+    assert all(one.plan.tp == 1 for one in (*done.best, *done.front))
+    dropped = done.partial.rejected["max_run_seconds"] - result.partial.rejected["max_run_seconds"]
+    assert dropped == result.counts.fitting - done.counts.fitting > 0
+    none = finished(result, lambda report: replace(report, generation=Generation(seconds=1e3)))
+    assert not none.best and none.nearest is not None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardwise.answers._page import Page
     from shardwise.hardware import Cluster
     from shardwise.plans import Stack
-    from shardwise.search import SearchOptions, SearchSpace, SearchTask, TrainingResult
+    from shardwise.search import Executor, SearchOptions, SearchSpace, SearchTask, TrainingResult
     from shardwise.training import TrainReport
 
 INTERRUPTED = 130
@@ -119,30 +119,31 @@ def _clusters(inputs: Inputs) -> tuple[Cluster, ...]:
 
 def ask(inputs: Inputs, work: SearchTask) -> TrainingResult:
     """Return the answer of a search."""
-    from shardwise.search import searched
-
-    return with_rollouts(searched(work, _engine(inputs, len(work.parts())), _progress(work.num_plans)))
+    return run_search(work, _engine(inputs, len(work.parts())), _progress(work.num_plans))
 
 
-def with_rollouts(result: TrainingResult) -> TrainingResult:
-    """Return an answer whose reports have the rollouts of their steps, where these are timed; loads serving for them.
+def run_search(
+    work: SearchTask, executor: Executor, progress: Callable[[Any, float], None] | None = None
+) -> TrainingResult:
+    """Return the answer of a search, whose reports have the rollouts of their steps where these are timed.
 
-    Plans are ranked, and held against limits, by what trains: an engine does not depend on how the trainer is laid out,
-    but for the bytes that it leaves the engine.
+    Limits are of whole steps. Plans are ranked by what trains: an engine does not depend on how the trainer is laid
+    out, but for the bytes that it leaves the engine. Loads serving for rollouts.
     """
-    if not result.grid.case.stack.settings.times_rollouts:
-        return result
-    from shardwise.answers._rollout import timed_rollouts
+    from shardwise.search import count_generation, finished, searched
 
-    return replace(result, finish=timed_rollouts)
+    if not work.grid.case.stack.settings.times_rollouts:
+        return searched(work, executor, progress)
+    from shardwise.answers._rollout import least_generation, timed_rollouts
+
+    count_generation(work, least_generation)
+    return finished(searched(work, executor, progress), timed_rollouts)
 
 
 def searched(inputs: Inputs) -> TrainingResult:
     """Return the answer of the search that was asked for, silently."""
-    from shardwise.search import searched
-
     work = question(inputs)
-    return with_rollouts(searched(work, _engine(inputs, len(work.parts())), None))
+    return run_search(work, _engine(inputs, len(work.parts())))
 
 
 def _engine(inputs: Inputs, num_parts: int) -> Any:

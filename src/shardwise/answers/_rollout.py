@@ -14,7 +14,7 @@ from shardwise.plans import Plan, Serving
 from shardwise.plans.laws import is_count
 from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport, ServingOptions, infer
-from shardwise.training import ROLLOUTS_LEFT_OUT, Generation, Phase, TrainReport, device_bytes
+from shardwise.training import ROLLOUTS_LEFT_OUT, Generation, Phase, TrainingCase, TrainReport, device_bytes
 from shardwise.units import show_bytes, show_seconds
 
 
@@ -43,18 +43,35 @@ def rollout_of(report: TrainReport) -> Rollout | None:
     The samples of a step are generated at once, in as many waves as the cache makes of them, every answer as long as
     what a sequence leaves behind its prompt.
     """
-    settings, job = report.case.stack.settings, report.job
-    if not settings.times_rollouts:
+    if not report.case.stack.settings.times_rollouts:
         return None
-    devices = settings.rollout_devices or report.plan.num_devices
-    _check(report, devices)
-    resting = 0.0 if settings.rollout == "apart" else report.memory.weights + report.memory.optimizer
+    return _generated(report.case, report.plan.num_devices, report.memory.weights + report.memory.optimizer)
+
+
+def least_generation(case: TrainingCase, num_devices: int) -> Generation:
+    """Return what the rollouts of a step take at least on so many devices: beside a trainer that leaves all memory.
+
+    It is nothing where the engine does not run on so many devices.
+    """
+    try:
+        rollout = _generated(case, num_devices, 0.0)
+    except InputError:
+        return Generation()
+    return _generation(case, rollout)
+
+
+def _generated(case: TrainingCase, num_devices: int, resting_bytes: float) -> Rollout:
+    """Return the rollouts of a step of a trainer on so many devices, which keeps so many bytes on each of them."""
+    settings = case.stack.settings
+    devices = settings.rollout_devices or num_devices
+    _check(case, devices)
+    resting = 0.0 if settings.rollout == "apart" else resting_bytes
     replicas = devices // settings.rollout_tp
-    batch = ceil(job.global_batch / replicas)
-    rollout = _asked(report, devices, batch, resting)
+    batch = ceil(case.job.global_batch / replicas)
+    rollout = _asked(case, devices, batch, resting)
     room = rollout.max_concurrency
     waves, each = even_waves(batch, room) if room else (0, batch)
-    one = _asked(report, devices, each, resting) if waves > 1 else rollout
+    one = _asked(case, devices, each, resting) if waves > 1 else rollout
     fits = bool(room) and one.fits
     return Rollout(
         engine=one.case.engine.name,
@@ -63,15 +80,15 @@ def rollout_of(report: TrainReport) -> Rollout | None:
         batch=one.case.job.batch,
         waves=waves,
         seconds=waves * one.request_seconds if fits else 0.0,
-        handover_seconds=_handover_seconds(report, float(one.weights_bytes_per_gpu)) if fits else 0.0,
+        handover_seconds=_handover_seconds(case, float(one.weights_bytes_per_gpu)) if fits else 0.0,
         engine_bytes=float(one.memory.needed),
         resting_bytes=resting,
         fits=fits,
     )
 
 
-def _check(report: TrainReport, devices: int) -> None:
-    settings, job, problems = report.case.stack.settings, report.job, Problems()
+def _check(case: TrainingCase, devices: int) -> None:
+    settings, job, problems = case.stack.settings, case.job, Problems()
     if not is_count(settings.rollout_prompt_tokens) or settings.rollout_prompt_tokens >= job.seq_len:
         rule = f"are the tokens of a prompt, at least 1 and below the {job.seq_len} of a sequence"
         problems.add("rollout_prompt_tokens", settings.rollout_prompt_tokens, rule, f"use {max(job.seq_len // 2, 1)}")
@@ -82,9 +99,9 @@ def _check(report: TrainReport, devices: int) -> None:
     problems.raise_if_any()
 
 
-def _asked(report: TrainReport, devices: int, batch: int, resting: float) -> InferReport:
+def _asked(case: TrainingCase, devices: int, batch: int, resting: float) -> InferReport:
     """Return the engine's answer for a batch of so many samples on each replica, beside what rests on its devices."""
-    settings, cluster = report.case.stack.settings, report.case.cluster
+    settings, cluster = case.stack.settings, case.cluster
     device = cluster.device
     free = device.usable_memory_bytes - resting
     cache_bytes = min(free, settings.rollout_bytes) if settings.rollout == "awake" else free
@@ -94,20 +111,20 @@ def _asked(report: TrainReport, devices: int, batch: int, resting: float) -> Inf
         batch=batch,
         max_sequences=batch,
         input_tokens=settings.rollout_prompt_tokens,
-        output_tokens=report.job.seq_len - settings.rollout_prompt_tokens,
+        output_tokens=case.job.seq_len - settings.rollout_prompt_tokens,
         memory_fraction=share,
     )
     own = replace(cluster, num_devices=devices) if devices > cluster.num_devices else part_of(cluster, devices)
     plan = Plan(tp=settings.rollout_tp, dp=devices // settings.rollout_tp, sequence_parallel=False)
-    return infer(report.case.model, own, plan, job, ServingOptions(engine="vllm"))
+    return infer(case.model, own, plan, job, ServingOptions(engine="vllm"))
 
 
-def _handover_seconds(report: TrainReport, size: float) -> float:
+def _handover_seconds(case: TrainingCase, size: float) -> float:
     """Return seconds in which new weights reach the engine: over the network, the host link or within a device.
 
     An engine that slept at level 1 has its weights in the host's memory (vLLM device_allocator/cumem.py).
     """
-    cluster, place = report.case.cluster, report.case.stack.settings.rollout
+    cluster, place = case.cluster, case.stack.settings.rollout
     if place == "apart":
         return size / float(cluster.tiers[-1].bytes_per_second)
     within = 2 * size / float(cluster.device.memory_bytes_per_second)
@@ -116,10 +133,13 @@ def _handover_seconds(report: TrainReport, size: float) -> float:
 
 def with_rollouts(report: TrainReport, rollout: Rollout) -> TrainReport:
     """Return a report whose run takes the time, the hours and the dollars of its rollouts too."""
-    own = rollout.devices if report.case.stack.settings.rollout == "apart" else 0
-    seconds = rollout.seconds + rollout.handover_seconds
     left = tuple(note for note in report.assumptions if not rollout.fits or note != ROLLOUTS_LEFT_OUT)
-    return replace(report, assumptions=left, generation=Generation(seconds=seconds, devices=own, fits=rollout.fits))
+    return replace(report, assumptions=left, generation=_generation(report.case, rollout))
+
+
+def _generation(case: TrainingCase, rollout: Rollout) -> Generation:
+    own = rollout.devices if case.stack.settings.rollout == "apart" else 0
+    return Generation(seconds=rollout.seconds + rollout.handover_seconds, devices=own, fits=rollout.fits)
 
 
 def timed_rollouts(report: TrainReport) -> TrainReport:
@@ -136,7 +156,7 @@ def added_lines(page: Page, report: TrainReport) -> None:
     elif added.seconds:
         whole = show_seconds(report.whole_step_seconds)
         page.note(f"rollouts {show_seconds(added.seconds)}, whole step {whole}: they are in days and dollars,")
-        page.note("and not in the ranking and its limits")
+        page.note("in limits of steps, days and dollars, and not in the ranking")
 
 
 def phase_tree(report: TrainReport, rollout: Rollout | None, word: str) -> dict[str, Any]:

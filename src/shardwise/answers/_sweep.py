@@ -162,9 +162,9 @@ def _counted(result: Any) -> dict[str, int]:
 
 
 def _trained(inputs: Inputs) -> Any:
-    from shardwise.search import SerialExecutor, searched
+    from shardwise.search import SerialExecutor
 
-    result = _plan_train.with_rollouts(searched(_plan_train.question(inputs), SerialExecutor()))
+    result = _plan_train.run_search(_plan_train.question(inputs), SerialExecutor())
     if result.covered < 1:
         # An interrupted search is no answer.
         raise KeyboardInterrupt

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shardwise.search._batch import FrontPlan
     from shardwise.search._every_plan import frame
     from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
+    from shardwise.search._generation import count_generation, finished
     from shardwise.search._load import LoadResult, plan_serve
     from shardwise.search._load_groups import LoadSpace
     from shardwise.search._load_remedies import LoadRemedy, load_remedies
@@ -33,6 +34,7 @@ __getattr__ = lazily(
         "_batch": "FrontPlan",
         "_every_plan": "frame",
         "_executor": "Executor ProcessExecutor SerialExecutor",
+        "_generation": "count_generation finished",
         "_load": "LoadResult plan_serve",
         "_load_groups": "LoadSpace",
         "_load_remedies": "LoadRemedy load_remedies",

@@ -7,7 +7,8 @@ plan that fits is timed, so that the counts are exact.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Any, cast
 
 import numpy as np
@@ -17,18 +18,22 @@ from shardwise.records import dataclass, replace
 from shardwise.search._batch import PlanBatch, RankedPlan
 from shardwise.search._grid import PlanGrid
 from shardwise.search._options import TRAIN_LIMITS, SearchOptions
-from shardwise.training import TrainingCase, TrainReport
+from shardwise.training import Generation, TrainingCase, TrainReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanLimits:
-    """The limits of a search as numbers; `goodput` by number of devices."""
+    """The limits of a search as numbers; `goodput` by number of devices.
+
+    `generation` is the least that an engine takes for a step, by number of devices; empty where nothing is generated.
+    """
 
     options: SearchOptions
     steps: float
     usd_per_device_second: float
     usable_bytes: float
     goodput: dict[int, float]
+    generation: Mapping[int, Generation] = field(default_factory=dict)
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -49,15 +54,37 @@ class PlanLimits:
         return seconds / shares[np.searchsorted(counts, devices)]
 
     def ratios(self, seconds: Any, device_bytes: Any, devices: Any) -> dict[str, Any]:
-        """Return by how much plans exceed each limit that was given, as ratios; up to 1 they keep it."""
-        options, run = self.options, self.steps * self.lasting(seconds, devices)
+        """Return by how much plans exceed each limit that was given, as ratios; up to 1 they keep it.
+
+        Seconds are those that train; a step and a run are with what is generated for them, as a report has them.
+        """
+        options, (whole, paid) = self.options, self._whole(seconds, devices)
+        run = self.steps * self.lasting(whole, devices)
         value: dict[str, Callable[[], Any]] = {
-            "max_step_seconds": lambda: seconds / options.max_step_seconds,
+            "max_step_seconds": lambda: whole / options.max_step_seconds,
             "max_run_seconds": lambda: run / options.max_run_seconds,
-            "max_usd": lambda: run * devices * self.usd_per_device_second / options.max_usd,
+            "max_usd": lambda: run * paid * self.usd_per_device_second / options.max_usd,
             "min_free_bytes": lambda: device_bytes / (self.usable_bytes - options.min_free_bytes),
         }
         return {name: value[name]() for name in self.asked}
+
+    def _whole(self, seconds: Any, devices: Any) -> tuple[Any, Any]:
+        """Return seconds of steps with what is generated for them, and devices with those of an engine of its own."""
+        if not self.generation:
+            return seconds, devices
+        at = np.searchsorted(np.array(sorted(self.generation)), devices)
+        added = [self.generation[n] for n in sorted(self.generation)]
+        return seconds + np.array([g.seconds for g in added])[at], devices + np.array([g.devices for g in added])[at]
+
+    def broken(self, report: TrainReport) -> tuple[str, ...]:
+        """Return the limits that a report breaks, with all that is generated for its steps."""
+        options = self.options
+        pairs = {
+            "max_step_seconds": (report.whole_step_seconds, options.max_step_seconds),
+            "max_run_seconds": (report.training_seconds, options.max_run_seconds),
+            "max_usd": (report.usd or 0.0, options.max_usd),
+        }
+        return tuple(name for name, (value, most) in pairs.items() if most and value > most)
 
     def kept(self, batch: PlanBatch) -> tuple[PlanBatch, Counter[str], RankedPlan | None]:
         """Return the plans of a batch that keep the limits, how many each rejects, and the one that misses by least.
