@@ -2,7 +2,8 @@
 
 `python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/*.csv` every row with its
 prediction. The second file is of frameworks that hardly another row is of, the third of laboratories that none is of,
-the fourth of mixtures of experts, the fifth of fine-tuning; the last three are of servers and of static batches.
+the fourth of mixtures of experts, the fifth of fine-tuning; then come servers, static batches and verification cards.
+Collectives of several laboratories lie beside them (collectives_unseen.csv), and in no line of the table.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ FILES = tuple(
     for name in (
         *(f"training_unseen{one}" for one in ("", "_frameworks", "_labs", "_experts", "_tuning")),
         *("inference_unseen", "inference_unseen_labs", "inference_unseen_cookbook"),
+        "training_unseen_cards",
     )
 )
 _SERVED = {
