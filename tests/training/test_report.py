@@ -367,3 +367,14 @@ def test_replicas_left_open_choose_the_framework_as_stated_ones_do(devices: int,
     answers = [run(*words, ",".join(offload), *dp, "--json").tree for dp in ((), ("--dp", str(devices)))]
     assert [one["plan"]["stack"] for one in answers] == [stack, stack]
     assert answers[0]["device_bytes"] == answers[1]["device_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("ep", "job", "said"),
+    [(4, {}, True), (1, {}, False), (4, {"expert_imbalance": 1.3}, False), (4, {"capacity_factor": 1.25}, False)],
+)
+def test_even_routing_is_said_where_nothing_else_is(ep: int, job: dict[str, Any], said: bool) -> None:
+    """A split of experts whose loads nobody states is taken as even, which a router does not promise."""
+    asked, where = Training(seq_len=512, global_batch=8, **job), Cluster.parse("4xh100-sxm-80gb")
+    report = train(load_model("qwen3-30b-a3b"), where, Plan(dp=4, ep=ep), asked)
+    assert any(note.startswith("expert_imbalance 1:") for note in report.assumptions) == said
