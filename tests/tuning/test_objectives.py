@@ -245,6 +245,9 @@ def test_a_run_takes_the_time_and_the_dollars_of_its_rollouts() -> None:
     assert timed["energy"]["run_kwh"] == pytest.approx(plain["energy"]["run_kwh"] * whole / plain["step_seconds"])
     assert any(note.startswith("rollouts: left out") for note in plain["assumptions"])
     assert not any(note.startswith("rollouts: left out") for note in timed["assumptions"])
+    longest = "where lengths differ a step waits for the longest"
+    assert any(longest in note for note in timed["assumptions"]) and longest in " ".join(run(*SEARCH).out.split())
+    assert not any(longest in note for note in plain["assumptions"])
     apart = answered(*GRPO, *PROMPT, *run_of, "--rollout", "apart", "--rollout-devices", "2")
     assert apart["device_hours"] == pytest.approx(1000 * apart["whole_step_seconds"] / 3600 * (4 + 2))
     assert run(*GRPO, *PROMPT, "--max-step", f"{(whole + timed['step_seconds']) / 2}").status == 1

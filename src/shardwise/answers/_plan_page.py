@@ -121,10 +121,10 @@ def assumed(case: TrainingCase, report: TrainReport | None) -> tuple[str, ...]:
     """Return what a plan was evaluated with that nobody said, as `train` lists it; of no plan, what all share."""
     notes = [*case.model.assumptions, *case.cluster.assumptions]
     if report is not None:
-        from shardwise.training import ROLLOUTS_LEFT_OUT, stated
+        from shardwise.training import EQUAL_ROLLOUTS, ROLLOUTS_LEFT_OUT, stated
 
-        left = {ROLLOUTS_LEFT_OUT} if report.generation.seconds else set[str]()
-        notes += [note for note in stated(report.case) if note not in left]
+        notes += [note for note in stated(report.case) if note != ROLLOUTS_LEFT_OUT or not report.generation.seconds]
+        notes += [EQUAL_ROLLOUTS] if report.generation.seconds else []
         notes += [*report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
     return tuple(dict.fromkeys(notes))
 

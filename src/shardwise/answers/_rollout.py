@@ -14,7 +14,15 @@ from shardwise.plans import Plan, Serving
 from shardwise.plans.laws import is_count
 from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport, ServingOptions, infer
-from shardwise.training import ROLLOUTS_LEFT_OUT, Generation, Phase, TrainingCase, TrainReport, device_bytes
+from shardwise.training import (
+    EQUAL_ROLLOUTS,
+    ROLLOUTS_LEFT_OUT,
+    Generation,
+    Phase,
+    TrainingCase,
+    TrainReport,
+    device_bytes,
+)
 from shardwise.units import show_bytes, show_seconds
 
 
@@ -133,8 +141,10 @@ def _handover_seconds(case: TrainingCase, size: float) -> float:
 
 def with_rollouts(report: TrainReport, rollout: Rollout) -> TrainReport:
     """Return a report whose run takes the time, the hours and the dollars of its rollouts too."""
-    left = tuple(note for note in report.assumptions if not rollout.fits or note != ROLLOUTS_LEFT_OUT)
-    return replace(report, assumptions=left, generation=_generation(report.case, rollout))
+    notes = report.assumptions
+    if rollout.fits:
+        notes = (*(note for note in notes if note != ROLLOUTS_LEFT_OUT), EQUAL_ROLLOUTS)
+    return replace(report, assumptions=notes, generation=_generation(report.case, rollout))
 
 
 def _generation(case: TrainingCase, rollout: Rollout) -> Generation:

@@ -6,7 +6,7 @@ The reports of messages and of the timeline are loaded when they are first asked
 from typing import TYPE_CHECKING
 
 from shardwise._lazy import lazily
-from shardwise.training._assumed import ROLLOUTS_LEFT_OUT, stated
+from shardwise.training._assumed import EQUAL_ROLLOUTS, ROLLOUTS_LEFT_OUT, stated
 from shardwise.training._blocks import BlockCost, ColumnPrices, KnownPrices, checkpoints
 from shardwise.training._case import TrainingCase, stages_of
 from shardwise.training._changes import Change

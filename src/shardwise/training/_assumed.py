@@ -18,6 +18,12 @@ from shardwise.plans import (
 from shardwise.training._case import TrainingCase
 
 ROLLOUTS_LEFT_OUT = "rollouts: left out of time and cost; `train --rollout-prompt-tokens N` times them"
+# Seven synchronous runs with one pool (github.com/NVIDIA-NeMo/RL docs/about/performance-summary.md, 0.5 and 0.6), each
+# asked with its mean length: 1.23 to 1.67 times, and 4.5 with DeepSeek-V3, whose answers have 700 of 1,536 tokens.
+EQUAL_ROLLOUTS = (
+    "rollouts: every answer as long as a sequence leaves behind its prompt; where lengths differ a step waits for the "
+    "longest, and runs with one pool of devices took 1.2 to 1.7 times what their mean length says"
+)
 # The same recipe with routing forced and free: Qwen3-30B on H100 24.7 and 30.3 s, Nemotron-3 Super 27.6 and 29.4
 # (github.com/NVIDIA-NeMo/Megatron-Bridge examples/model_verification_cards), Qwen3-235B 9 to 24 % by length
 # (github.com/yanring/Megatron-MoE-ModelZoo).
