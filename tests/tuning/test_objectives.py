@@ -319,6 +319,14 @@ def test_limits_of_a_search_are_of_whole_steps() -> None:
                    for one in kept[:3])  # fmt: skip
 
 
+def test_a_search_leaves_out_devices_that_the_engine_does_not_run_on() -> None:
+    """Three devices are no two replicas of two; the trainer's own laws would allow them."""
+    words = ("--at-most", "--rollout-tp", "2", "--objective", "devices")
+    best = answered(*SEARCH, *words)["best"]
+    counts = {one["plan"]["tp"] * one["plan"]["cp"] * one["plan"]["pp"] * one["plan"]["dp"] for one in best}
+    assert counts == {2, 4}
+
+
 def test_plans_that_miss_a_limit_by_their_own_rollouts_are_none_of_the_best() -> None:
     """The least that is generated keeps the limit on their devices, and what they leave the engine makes it more."""
     job = Training(seq_len=1024, global_batch=64, token_budget=1e9)

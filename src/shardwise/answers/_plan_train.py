@@ -74,7 +74,7 @@ def options_of(inputs: Inputs, stack: Stack) -> SearchOptions:
 
 def question(inputs: Inputs) -> SearchTask:
     """Return the work of the search that was asked for; raises `InputError` with every problem."""
-    from shardwise.search import work_of
+    from shardwise.search import multiples, work_of
 
     jobs = {key: value for key in JOBS if isinstance(value := inputs.get(key), tuple)}
     # What reads the job reads one value of each of its fields.
@@ -87,7 +87,12 @@ def question(inputs: Inputs) -> SearchTask:
         raise InputError(dict.fromkeys(inputs.problems.items))
     _check_batch(inputs, clusters)
     try:
-        space = space_of(inputs, max(one.num_devices for one in clusters), jobs)
+        most = max(one.num_devices for one in clusters)
+        space = space_of(inputs, most, jobs)
+        settings = stack.settings
+        if space.devices.ranges and settings.times_rollouts and not settings.rollout_devices:
+            # The engine runs on the trainer's devices, or on as many.
+            space = replace(space, devices=multiples(settings.rollout_tp, most))
         work = work_of(model, clusters, job, space, options_of(inputs, stack))
     except InputError as error:
         inputs.merge(error)

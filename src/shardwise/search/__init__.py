@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardwise.search._sensitivity import RunnerUp, Sensitivity, runners_up
     from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
     from shardwise.search._serving_space import ServingSpace
-    from shardwise.search._space import IntRanges, SearchSpace, upto
+    from shardwise.search._space import IntRanges, SearchSpace, multiples, upto
     from shardwise.search._study import StudyFolder, StudyQuestion, StudyResult, StudyTask, run_study
     from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
     from shardwise.search._tuning import TuningRecipe, elsewhere, longest_sequence, quickest, shorter, tuning_recipes
@@ -46,7 +46,7 @@ __getattr__ = lazily(
         "_sensitivity": "RunnerUp Sensitivity runners_up",
         "_serving": "ServingResult plan_serving tokens_per_second_per_gpu",
         "_serving_space": "ServingSpace",
-        "_space": "IntRanges SearchSpace upto",
+        "_space": "IntRanges SearchSpace multiples upto",
         "_study": "StudyFolder StudyQuestion StudyResult StudyTask run_study",
         "_training": "SearchTask TrainingResult plan_training searched work_of",
         "_tuning": "TuningRecipe elsewhere longest_sequence quickest shorter tuning_recipes",

@@ -14,7 +14,7 @@ from shardwise.records import dataclass, replace
 from shardwise.search._executor import SerialExecutor
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import PlanCounts
-from shardwise.search._space import SearchSpace, upto
+from shardwise.search._space import IntRanges, SearchSpace
 from shardwise.search._training import SearchTask, TrainingResult, searched, task_of, work_of
 from shardwise.training import TrainReport
 
@@ -116,7 +116,8 @@ def scaled_task(work: SearchTask, count: int) -> SearchTask:
         if count > cluster.num_devices:
             rule = f"needs {count} devices, and there are {cluster.num_devices}"
             raise InputError([Problem("scaling", count, rule, f"ask on {count} devices, or for fewer")])
-        space = replace(grid.space, devices=upto(count)) if grid.space.devices.ranges else grid.space
+        within = IntRanges(tuple((low, min(high, count)) for low, high in grid.space.devices.ranges if low <= count))
+        space = replace(grid.space, devices=within) if grid.space.devices.ranges else grid.space
         grids.append(replace(grid, case=replace(grid.case, cluster=part_of(cluster, count)), space=space))
     return task_of(grids, work.options)
 

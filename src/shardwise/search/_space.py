@@ -73,6 +73,15 @@ def upto(most: int) -> IntRanges:
     return IntRanges(((1, most),))
 
 
+def multiples(step: int, most: int) -> IntRanges:
+    """Return the multiples of a number up to another; all numbers up to it where there is none.
+
+    >>> multiples(2, 5).of(range(1, 9)), multiples(8, 4).of([2, 8])
+    ([2, 4], [2])
+    """
+    return IntRanges(tuple((n, n) for n in range(step, most + 1, step))) if 1 < step <= most else upto(most)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSpace:
     """What each field of a plan may be; `devices` are counts of devices, by default all of the cluster.
