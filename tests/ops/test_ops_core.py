@@ -15,10 +15,10 @@ from shardwise.ops.core import (
     attended_pairs,
     cache_traffic,
     context_messages,
-    is_unaligned,
     merged_outputs,
     read_tokens,
 )
+from shardwise.ops.core_scores import is_unaligned
 
 sizes = st.integers(1, 40)
 masks = st.one_of(

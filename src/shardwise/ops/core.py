@@ -1,8 +1,8 @@
 """The core of softmax attention: who sees whom, fused and unfused kernels, and the messages of a split sequence.
 
 Letters: B sequences, S new tokens a sequence, T tokens on the rank, N query and K key-value heads on the rank, H key
-dim, Hv value dim. Sources: PaLM appendix B (arXiv:2204.02311) for FLOPs, arXiv:2205.05198 for what unfused attention
-keeps, arXiv:2205.14135 and arXiv:2307.08691 for flash attention.
+dim, Hv value dim. Sources: PaLM appendix B (arXiv:2204.02311) for FLOPs, arXiv:2205.14135 and arXiv:2307.08691 for
+flash attention.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from shardwise.ops.layout import Layout, memory_op
 from shardwise.records import dataclass, replace
 
 CORE = "attention.core"
-# Bytes that tensor cores load at once (NVIDIA, Matrix Multiplication Background User's Guide, section 2.1).
-LOADED_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -303,95 +301,3 @@ def _before_exchange(y: Layout[X], out: Tensor[X]) -> tuple[Tensor[X], ...]:
         return ()
     size = above(y.degrees.cp, 1, out.size_bytes, 0 * out.size_bytes)
     return (Tensor(name="attention.out before exchange", size_bytes=size, born=CORE),)
-
-
-def _repeated(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:
-    """Transformers' eager attention repeats keys and values to the query heads and keeps the copies."""
-    if y.stack.attention != "eager" or core.repeats == 1:
-        return inputs
-    queries, *shared = inputs
-    groups = core.heads / core.kv_heads
-    copies = (
-        Tensor(name=f"attention.repeated {name}", size_bytes=t.size_bytes * groups, born=CORE)
-        for name, t in zip(("keys", "values"), shared, strict=True)
-    )
-    return (queries, *copies)
-
-
-def unfused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
-    """Two batched GEMMs around a softmax over the whole score matrix, which is kept.
-
-    "scores": softmax output, dropout mask and dropped copy (5 bytes a score with dropout, arXiv:2205.05198 section
-    4.1). "eager" (transformers): softmax in fp32 and its 16-bit copy, the tanh of capped scores; checked to the byte
-    with saved-tensor hooks on torch 2.13.0, transformers 5.23.0.
-    """
-    queries, keys, values = _repeated(y, core, inputs)
-    # Each operand of a GEMM is read for the gradient of the other.
-    queries, keys, values = (
-        replace(t, read_for=other)
-        for t, other in ((queries, inputs[1].name), (keys, inputs[0].name), (values, "attention.softmax"))
-    )
-    T, keys_seen = y.tokens, y.work.S + y.work.context
-    scores = T * core.heads * keys_seen
-    ahead, back = context_messages(y, core)
-    kept, probabilities, kernels = _softmax(y, core, scores)
-    # Each kernel reads and writes the whole matrix: softmax, then dropout with its mask where there is one; backward
-    # reads a gradient and what was kept, and writes a gradient, for each.
-    forward = 2 * y.a * scores + sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores)
-    backward = (
-        2 * y.a * scores + sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores) + kept[0].size_bytes
-    )
-    first = _product(y, "attention.scores", (T, keys_seen, core.key_dim + 0 * T), core.heads, (queries, keys))
-    last = _product(y, "attention.context", (T, core.value_dim + 0 * T, keys_seen), core.heads, (probabilities, values))
-    softmax = memory_op(
-        y, "attention.softmax", CORE, (forward, backward), saves=kept, kernels=kernels, output_bytes=y.a * scores,
-        role="softmax",
-    )  # fmt: skip
-    first = replace(
-        first, forward=ahead, backward=back, vector_units=is_unaligned(y, core.key_dim), role="scores",
-        takes=(inputs[0].name, inputs[1].name),
-    )  # fmt: skip
-    takes = ("attention.softmax", inputs[2].name)
-    return first, softmax, replace(last, vector_units=is_unaligned(y, core.value_dim), role="context", takes=takes)
-
-
-def _softmax(y: Layout[X], core: AttentionCore[X], scores: X) -> tuple[tuple[Tensor[X], ...], Tensor[X], int]:
-    """Return what the softmax keeps, the probabilities that multiply the values, and its kernels."""
-    eager = y.stack.attention == "eager"
-
-    def score_tensor(name: str, width: int) -> Tensor[X]:
-        return Tensor(name=f"attention.{name}", size_bytes=width * scores, born=CORE)
-
-    softmax = score_tensor("softmax", 4 if eager else y.a)
-    kept, probabilities, kernels = [softmax], softmax, 4 if eager else 1
-    if y.drops("softmax") and not eager:
-        kept.append(score_tensor("softmax mask", y.stack.dropout_mask_bytes))
-        probabilities, kernels = score_tensor("probabilities", y.a), 2
-    elif eager and y.a < 4:
-        probabilities = score_tensor("probabilities", y.a)
-    if core.caps:
-        kept.append(score_tensor("capped scores", y.a))
-        kernels += 3
-    return tuple(kept), probabilities, kernels
-
-
-def is_unaligned(y: Layout[X], dims: int) -> bool:
-    """Return whether heads of so many values start between the loads of tensor cores, where no kernel pads them.
-
-    Transformers' eager path runs on cuBLAS of CUDA 12, which loads in smaller pieces.
-    """
-    return y.stack.attention == "scores" and dims * y.a % LOADED_BYTES != 0
-
-
-def _product(y: Layout[X], name: str, mnk: tuple[X, X, X], batch: X, inputs: tuple[Tensor[X], ...]) -> Op[X]:
-    """Return a batched GEMM of two activations: both operands get a gradient, so backward is twice forward."""
-    m, n, k = mnk
-    flops = 2 * m * n * k * batch
-    # The smaller operand is that of one sequence: it is read once for the S rows that meet it.
-    moved = y.a * batch * (m * k + m * n) + y.a * batch * k * n * divide(m, y.work.S)
-    zero = 0 * flops
-    return Op(
-        name=name, kind="matmul", region=CORE, flops=flops, forward_bytes=moved, backward_flops=2 * flops,
-        backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=m, columns=n, inner=k, batch=batch,
-        reads=inputs, saves=inputs, model_flops=flops, dtype=y.work.dtype, output_bytes=y.a * m * n * batch,
-    )  # fmt: skip

@@ -15,8 +15,8 @@ from shardwise.ops.core import (
     exchange_copies,
     fused,
     merged_outputs,
-    unfused,
 )
+from shardwise.ops.core_scores import unfused
 from shardwise.ops.inputs import WIDEST_GROUP
 from shardwise.ops.layout import Layout, memory_op
 from shardwise.plans import Stack
