@@ -18,7 +18,7 @@ from shardwise.ops.core import (
     merged_outputs,
     read_tokens,
 )
-from shardwise.ops.core_scores import is_unaligned
+from shardwise.ops.core_scores import is_unaligned, unfused
 
 sizes = st.integers(1, 40)
 masks = st.one_of(
@@ -153,3 +153,26 @@ def test_whole_sequences_have_nothing_to_merge(stack: str, cp: int) -> None:
     """One rank merges nothing, and Transformer Engine merges in compiled kernels."""
     found = merged_outputs(layout(stack=stack, cp=cp), AttentionCore(heads=8, kv_heads=2, key_dim=16, value_dim=16))
     assert sum(op.forward_bytes + op.backward_bytes for op in found) == 0
+
+
+@pytest.mark.parametrize(
+    ("stack", "types", "expected"),
+    [
+        ("transformers-eager", ("fp16", 2), 14),
+        ("transformers-eager", ("bf16", 2), 16),
+        ("transformers-eager", ("fp32", 4), 16),
+        ("megatron-scores", ("bf16", 2), 2),
+    ],
+)
+def test_backward_of_an_eager_softmax_holds_its_fp32_steps(stack: str, types: tuple[str, int], expected: int) -> None:
+    """The softmax, its gradient, their product and the gradient of the scores: 14 to 16 bytes a score at once."""
+    dtype, width = types
+    y = layout({"dtype": dtype, "activation_bytes": width}, stack)
+    core = AttentionCore(heads=8, kv_heads=8, key_dim=64, value_dim=64)
+    inputs = tuple(y.activation(name, 8 * 64, "attention") for name in ("q", "k", "v"))
+    _, softmax, _ = unfused(y, core, inputs)
+    scores = y.tokens * 8 * 64
+    # The probabilities in 16 bits, which GEMMs read, are gone when the gradient of the softmax is made.
+    narrow = width if stack.endswith("eager") and width < 4 else 0
+    kept = sum(tensor.size_bytes for tensor in softmax.saves)
+    assert kept + narrow * scores + softmax.transient_bytes == expected * scores

@@ -34,7 +34,7 @@ def unfused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...])
 
     "scores": softmax output, dropout mask and dropped copy (5 bytes a score with dropout, arXiv:2205.05198 section
     4.1). "eager" (transformers): softmax in fp32 and its 16-bit copy, the tanh of capped scores; checked to the byte
-    with saved-tensor hooks on torch 2.13.0, transformers 5.23.0.
+    with saved-tensor hooks on torch 2.13.0, transformers 5.23.0. What its backward pass makes besides: `_made_back`.
     """
     queries, keys, values = _repeated(y, core, inputs)
     # Each operand of a GEMM is read for the gradient of the other.
@@ -56,7 +56,7 @@ def unfused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...])
     last = _product(y, "attention.context", (T, core.value_dim + 0 * T, keys_seen), core.heads, (probabilities, values))
     softmax = memory_op(
         y, "attention.softmax", CORE, (forward, backward), saves=kept, kernels=kernels, output_bytes=y.a * scores,
-        role="softmax",
+        transient_bytes=_made_back(y) * scores, role="softmax",
     )  # fmt: skip
     first = replace(
         first, forward=ahead, backward=back, vector_units=is_unaligned(y, core.key_dim), role="scores",
@@ -84,6 +84,19 @@ def _softmax(y: Layout[X], core: AttentionCore[X], scores: X) -> tuple[tuple[Ten
         kept.append(score_tensor("capped scores", y.a))
         kernels += 3
     return tuple(kept), probabilities, kernels
+
+
+def _made_back(y: Layout[X]) -> int:
+    """Return the bytes a score that backward through transformers' softmax in fp32 holds beside what forward keeps.
+
+    The gradient in fp32, its product with the softmax, and that of the scores: in fp32 too but of fp16, for which
+    kernels convert (aten/src/ATen/native/cuda/SoftMax.cu softmax_backward_cuda_out, half_to_float of Half alone in
+    SoftMax.cpp). The copy of the probabilities in 16 bits is freed by then.
+    """
+    if y.stack.attention != "eager" or y.work.phase != "train":
+        return 0
+    scores = 2 if y.work.dtype == "fp16" else 4
+    return 4 + 4 + scores - (y.a if y.a < 4 else 0)
 
 
 def is_unaligned(y: Layout[X], dims: int) -> bool:
