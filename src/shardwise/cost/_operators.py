@@ -242,7 +242,7 @@ def kernel_seconds(rates: Rates[X], op: Op[X], which: str) -> X:
         met = op.flops / (2 * op.rows * op.batch * op.inner)
         flops = blocked_flops(rates.attention_blocks, flops, (op.columns, met), which != "forward")
         worked, streamed = named(flops / rate, "arithmetic"), named(moved / rates.memory_bytes, "memory traffic")
-        return maximum(worked, streamed) + rates.attention_start
+        return _off_matrix_units(rates, op, flops, maximum(worked, streamed)) + rates.attention_start
     scan = flops / rates.grouped_flops if op.kind == "scan" else 0 * flops
     streamed = named(_streamed_seconds(rates, op, which, moved), "memory traffic")
     launches = named(op.kernels * rates.launch, "launches by the host")

@@ -40,7 +40,14 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
             tuned_ops.append(virtual_tokens(y, t, op))
     if t.adapter == "adalora" and y.work.phase == "train":
         tuned_ops = [_with_importance(t, op) for op in tuned_ops]
+    if t.wide_layers:
+        tuned_ops = [_off_units(op) for op in tuned_ops]
     return tuple(_with_other_adapters(t, op) for op in tuned_ops) if t.reference or t.critic else tuple(tuned_ops)
+
+
+def _off_units(op: Op[X]) -> Op[X]:
+    """Return an operator of layers in fp32: its GEMMs run without matrix units, as torch leaves TF32 to its user."""
+    return replace(op, vector_units=True) if op.dtype == "fp32" and op.kind in ("matmul", "attention") else op
 
 
 def _cast_head(y: Layout[X], op: Op[X]) -> Tensor[X]:
@@ -117,10 +124,14 @@ def frozen(y: Layout[X], tuning: Tuning, op: Op[X]) -> Op[X]:
     one = total((divide(w.elements, max(len(op.parts), 1)) for w in matrices), 0 * y.tokens)
     # Beside the gradient of 16-bit logits there are those in fp32, where the trainer holds them.
     outputs = op.output_bytes * (3 if op.role == "head" and y.stack.loss_kernel == "chunked-fp32" else 1)
+    # Each layer makes 16 bits of the fp32 that it takes, and fp32 of what it gives (8 bytes in place of 4).
+    layers, cast = max(len(op.parts), 1), 4 * op.rows
+    cast = cast * ((2 * layers - 1) * op.inner + op.columns) if tuning.wide_layers else 0 * cast
     return replace(
         without_gradients,
+        dtype=tuning.compute if tuning.wide_layers else op.dtype,
         saves=tuple(_kept_of_narrow(y, tuning, op, elements)),
-        widened_bytes=tuning.base.widened_bytes * elements,
+        widened_bytes=tuning.base.widened_bytes * elements + cast,
         decoding_flops=tuning.base.decoding_flops * elements if tuning.base.decoding_flops else 0,
         transient_bytes=op.transient_bytes + outputs + tuning.base.unpacked_bytes * one,
     )

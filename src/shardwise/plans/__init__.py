@@ -91,6 +91,7 @@ from shardwise.plans._tuning import (
     VIRTUAL,
     Tuning,
     layers_of,
+    narrow_recipe,
     rank_of,
     tuning_of,
     tuning_problems,

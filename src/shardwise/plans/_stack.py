@@ -130,6 +130,8 @@ class Stack:
     """The recipe of adapters where a job names none ("": that of the job)."""
     narrow_adapter_precision: str
     """The same beside weights of fewer than 16 bits ("": as beside others)."""
+    narrow_precision: str
+    """The recipe of a job beside those where it names none ("": as beside others); that of a trainer may autocast."""
     four_bits: Literal["nf4", "nf4-dq"]
     """The format of frozen weights of 4 bits where it is not named: scales of scales, or none."""
     loaded_base: Literal["bf16", "fp32"]

@@ -91,7 +91,8 @@ def usual_recompute(stack: Stack, base: str = "") -> Literal["none", "full"]:
 class Tuning:
     """Fine-tuning as a framework does it: the method, its targets and sizes, and how the frozen weights are kept.
 
-    `width` is that of an adapter's parameter and of what enters it; under `autocast` its GEMMs take 16 bits.
+    `width` is that of an adapter's parameter and of what enters it; under `autocast` its GEMMs take 16 bits. `compute`
+    is the type of the GEMMs of narrow weights.
     `joint` says that layers that are one GEMM of the framework have one adapter, `kernels` that LoRA runs in functions
     of the framework's own (`Stack.adapter_kernels`), `keeps_inputs` that GEMMs of narrow weights keep their input,
     `holds_inputs` that they do as long as the graph is there, `scales_apart` that their scales are no part of the
@@ -115,6 +116,7 @@ class Tuning:
     precision: Precision
     trains: tuple[str, ...]
     width: int = 2
+    compute: str = "bf16"
     autocast: bool = False
     joint: bool = False
     kernels: bool = False
@@ -174,6 +176,15 @@ class Tuning:
         autocast 16 bits are added to an embedding in fp32.
         """
         return 4 in (self.rest_bytes, self.norm_bytes)
+
+    @property
+    def wide_layers(self) -> bool:
+        """Whether what layers make beside GEMMs of narrow weights is in fp32, as the stream is: no autocast casts it.
+
+        bitsandbytes nn/modules.py Linear4bit.forward and autograd/_functions.py MatMul8bitLt: x in the type of the
+        GEMM, whose result takes that of x again; so keys and values, scores and what enters an activation have it.
+        """
+        return self.base.bitsandbytes and self.wide_stream and not self.autocast
 
     @property
     def wide_head(self) -> bool:
@@ -238,6 +249,24 @@ def adapter_precision(job: Training, stack: Stack) -> Precision:
     return find_precision(stated) if stated else own
 
 
+def narrow_recipe(job: Training, stack: Stack) -> str:
+    """Return the recipe of a job, or that of a framework beside narrow weights where it names none, "" if any.
+
+    >>> from shardwise.plans import find_stack
+    >>> job, other = (Training(seq_len=1, global_batch=1, adapter="lora", base=base) for base in ("nf4", "bf16"))
+    >>> narrow_recipe(job, find_stack("transformers")), narrow_recipe(other, find_stack("transformers"))
+    ('amp-bf16', '')
+    """
+    narrow = find_base(job.base or "bf16").narrow and stack.autocasts and not stack.adapter_autocast
+    return job.precision or (stack.narrow_precision if narrow else "")
+
+
+def autocasts_adapters(job: Training, stack: Stack) -> bool:
+    """Return whether GEMMs of adapters run under autocast: always in some trainers, else as the recipe says."""
+    recipe = narrow_recipe(job, stack)
+    return stack.adapter_autocast or (stack.autocasts and bool(recipe) and find_precision(recipe).autocast)
+
+
 def rank_of(job: Training) -> int:
     """Return the rank of a job's adapters, where it states none the usual one: 0 for OFT, whose blocks have a size.
 
@@ -290,7 +319,8 @@ def tuning_of(job: Training, stack: Stack, family: str = "", sharded: bool = Fal
         precision=precision,
         trains=trains,
         width=4 if precision.compute in ("fp32", "tf32") else 2,
-        autocast=stack.adapter_autocast,
+        compute=find_precision(narrow_recipe(job, stack) or stack.precision).compute,
+        autocast=autocasts_adapters(job, stack),
         joint=stack.adapter_joint,
         kernels=stack.runs_lora(job),
         block=job.oft_block_size or OFT_BLOCK,

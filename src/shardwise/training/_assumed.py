@@ -188,15 +188,20 @@ def _expert_notes(case: TrainingCase) -> list[str]:
 
 
 def _attention_notes(case: TrainingCase) -> list[str]:
-    """Return what is said of heads that share keys where PyTorch has no fused kernel for them."""
+    """Return what is said of layers in fp32, and of heads that share keys where PyTorch fuses nothing for them."""
     mixers = [m for block in case.model.kinds for m in block.mixers if m.attends and not any(m.cost_breakpoints())]
     sizes = [size for size in (m.core(False) for m in mixers) if size is not None]
     shared = [size.head for size in sizes if size.kind == "prefill" and size.group > 1]
     device = case.cluster.device
+    wide_layers = case.tuning is not None and case.tuning.wide_layers
+    own = ["layers in fp32: beside narrow weights nothing casts them without autocast; --precision amp-bf16 does"]
+    notes = own if wide_layers else []
     if any(leaves_heads(case.stack, width, case.widest_group) for width in shared):
+        type_of = "for heads in fp32 that" if wide_layers else "for heads that"
         return [
-            f"attention in steps, which keep fp32 scores: PyTorch has no fused kernel on {device.name} for heads that "
-            "share keys; sequences of equal lengths, since padding makes a mask and fused kernels"
+            *notes,
+            f"attention in steps, which keep fp32 scores: PyTorch has no fused kernel on {device.name} {type_of} "
+            "share keys; sequences of equal lengths, since padding makes a mask and fused kernels",
         ]
     wide = case.recipe.precision.activation_bytes == 4 and device.vendor == "NVIDIA"
     if wide and any(leaves_heads(case.stack, width, 0) for width in shared):
@@ -204,4 +209,4 @@ def _attention_notes(case: TrainingCase) -> list[str]:
             "attention fused: in fp32 PyTorch has no kernel for heads that share keys on a GPU, and a batch without "
             "padding holds 13 bytes a score of a layer more"
         ]
-    return []
+    return notes

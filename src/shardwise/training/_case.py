@@ -23,6 +23,7 @@ from shardwise.plans import (
     find_precision,
     find_sharding,
     layers_of,
+    narrow_recipe,
     reference_of,
     splits_replicas,
     tuning_of,
@@ -73,7 +74,8 @@ class TrainingCase:
     def precision(self) -> Precision:
         """The types of each parameter."""
         if self.tuning and not self.job.precision:
-            return find_precision(self.stack.frozen_precision or self.stack.precision)
+            narrow = narrow_recipe(self.job, self.stack)
+            return find_precision(narrow or self.stack.frozen_precision or self.stack.precision)
         return find_precision(self.job.precision or self.stack.precision)
 
     @cached_property
@@ -172,16 +174,23 @@ class TrainingCase:
         }  # fmt: skip
 
     @property
+    def layer_type(self) -> tuple[str, int]:
+        """The type of what layers make and multiply but for narrow weights, and its bytes."""
+        wide = self.tuning is not None and self.tuning.wide_layers
+        return ("fp32", 4) if wide else (self.precision.compute, self.precision.activation_bytes)
+
+    @property
     def widest_group(self) -> int:
         """Up to how many values a head a fused kernel of PyTorch's takes heads that share keys, 0 where none does.
 
         On NVIDIA's devices since compute capability 8.0, A100 of 2020 the first
-        (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Types of 16 bits alone have one there; fp32 is counted
-        as if it had, as on a CPU, on which whole steps were recorded, and `stated` says so.
+        (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Types of 16 bits alone have one there; a recipe of fp32
+        is counted as if it had, as on a CPU, on which whole steps were recorded, and `stated` says so.
         """
         device = self.cluster.device
         older = device.vendor == "NVIDIA" and device.knows("year") and device.year < _FIRST_GROUPS
-        return 0 if older else WIDEST_GROUP
+        wide = device.vendor == "NVIDIA" and self.tuning is not None and self.tuning.wide_layers
+        return 0 if older or wide else WIDEST_GROUP
 
     @property
     def shapes_gradients(self) -> bool:

@@ -57,17 +57,17 @@ class Evaluation(Generic[X]):
 
 def layout_of(case: TrainingCase, sizes: PlanSizes[X]) -> Layout[X]:
     """Return the layout of a block under the sizes of a plan."""
-    p = case.recipe.precision
+    p, (dtype, width) = case.recipe.precision, case.layer_type
     zero = 0 * sizes.tp
     dropout = case.model.dropout if case.job.dropout is None else case.job.dropout
     work = TokenBatch(
         B=sizes.micro_batch * case.job.sequences,
         S=zero + case.job.seq_len + (case.tuning.virtual_tokens if case.tuning else 0),
         context=zero + (case.tuning.prefix_tokens if case.tuning else 0),
-        activation_bytes=p.activation_bytes,
-        weight_bytes=p.activation_bytes,
+        activation_bytes=width,
+        weight_bytes=width,
         gradient_bytes=p.gradient_bytes,
-        dtype=p.compute,
+        dtype=dtype,
         dropout=dropout,
         softmax_dropout=case.job.softmax_dropout,
         attention_dropout=case.job.attention_dropout,
