@@ -8,12 +8,19 @@ import pytest
 
 from accuracy.published import Published, PublishedTraining
 from shardwise.errors import InputError
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, find_device
 from shardwise.measured import read
 from shardwise.measured._frameworks import framework_of
 from shardwise.measured._record import Record
 from shardwise.measured._training import TrainingRows, peak_memory
-from shardwise.measured._training_plan import _micro_batch, _schedule, effort_of, optimizer_of, optimizer_rank_of
+from shardwise.measured._training_plan import (
+    _micro_batch,
+    _schedule,
+    effort_of,
+    optimizer_of,
+    optimizer_rank_of,
+    precision_of,
+)
 from shardwise.measured._training_tuning import base_of, is_tuned, rank_of, targets_of, tuning_fields, with_length
 from shardwise.models import Model
 from shardwise.ops.count import trainable_parameters
@@ -233,3 +240,18 @@ def test_a_run_that_ran_reserved_no_more_than_there_is() -> None:
     (memory,) = report.evaluation.memory
     assert float(memory.peak) < room < float(reserved_bytes(report.case.stack, memory))
     assert peak_memory(row(**cells), report) == pytest.approx(room, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"compute_dtype": "fp16", "device": "t4"}, "amp-fp16"),
+        ({"compute_dtype": "fp16", "device": "t4", "notes": "loop without autocast"}, "fp16"),
+        ({"compute_dtype": "bf16", "device": "l4", "notes": "loop without autocast"}, "bf16-pure"),
+        ({"compute_dtype": "fp16", "device": "l4"}, ""),
+    ],
+)
+def test_rows_say_whether_they_autocast(cells: dict[str, str], expected: str) -> None:
+    """On a device without bf16 a row in fp16 runs, under the trainer's autocast unless it says that it has none."""
+    rates = set(find_device(cells["device"]).device.matrix_flops)
+    assert precision_of(row(**cells), "transformers", rates, {}) == expected

@@ -8,7 +8,7 @@ from typing import cast
 from shardwise.errors import InputError, Problem
 from shardwise.measured._frameworks import Framework, Table, has_default, variant_of
 from shardwise.measured._record import Record, refuse, words
-from shardwise.measured._training_tuning import is_tuned
+from shardwise.measured._training_tuning import is_tuned, tuned_precision_of
 from shardwise.models import Model
 from shardwise.plans import (
     OBJECTIVES,
@@ -333,7 +333,7 @@ def precision_of(record: Record, stack: str, rates: set[str], table: Table) -> s
     if dtype not in ("bf16", "fp16"):
         raise refuse("compute_dtype", dtype, "is not a known data type")
     if is_tuned(record):
-        return ""
+        return tuned_precision_of(record, dtype, rates)
     weights, gradients = record.text("param_dtype"), record.text("grad_dtype")
     if (
         not gradients

@@ -162,6 +162,21 @@ def base_of(record: Record, narrow: bool = False) -> str:
     return word
 
 
+def tuned_precision_of(record: Record, dtype: str, rates: set[str]) -> str:
+    """Return the recipe of a row that fine-tunes, "" for that of its framework: as its notes say of autocast.
+
+    Where a device has no bf16 the trainer's switch is that of fp16, which autocasts.
+
+    >>> tuned_precision_of(Record({"notes": "loop without autocast"}), "fp16", {"fp16"})
+    'fp16'
+    >>> tuned_precision_of(Record({"notes": ""}), "fp16", {"fp16"})
+    'amp-fp16'
+    """
+    if "without autocast" in record.text("notes"):
+        return {"bf16": "bf16-pure"}.get(dtype, dtype)
+    return "amp-fp16" if dtype == "fp16" and "bf16" not in rates else ""
+
+
 def targets_of(record: Record) -> tuple[str, ...]:
     """Return the linear layers with adapters: the stated ones, queries and values where none is stated."""
     if named := _listed(record, "lora_targets") or _listed(record, "targets"):
