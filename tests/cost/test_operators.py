@@ -119,6 +119,15 @@ def test_two_products_of_activations_make_the_gradient_of_a_core() -> None:
     assert seconds.backward_weight == 0
 
 
+def test_measured_fp32_sets_the_rate_without_matrix_units() -> None:
+    """A T4 of 70 W multiplies fp32 at half of its datasheet's rate, and fp16 at two thirds, as measured ones say."""
+    t4 = find_device("t4").device
+    rates = rates_of(t4, "fp16", 0.0, Efficiencies())
+    assert rates.vector_flops == 4.3e12 < t4.vector_flops
+    assert rates.matmul_flops == 4.23e13
+    assert rates_of(t4, "fp16", 0.0, Efficiencies(ideal=True)).vector_flops == 0
+
+
 def test_operands_that_are_not_aligned_leave_the_matrix_units() -> None:
     """A product whose rows start between loads of 16 bytes takes at least its FLOPs at the vector rate."""
     whole = product(2048, 2048, 104, region="attention.core", batch=16, weight_flops=0, flops=32 * 2048 * 2048 * 104)

@@ -369,6 +369,9 @@ def _vector_flops(device: Device, imposed: Efficiencies) -> Any:
     """Return the fp32 FLOP/s outside the matrix units, 0 where they are not known or nothing is lost."""
     if imposed.ideal or not device.knows("vector_flops"):
         return 0.0
+    reached = device.achieved("flops.fp32")
+    if reached:
+        return leaf("FLOP/s without matrix units", min(float(reached.value), device.vector_flops), reached.source)
     return leaf("FLOP/s without matrix units", device.vector_flops, "datasheet of the device")
 
 
