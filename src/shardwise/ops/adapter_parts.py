@@ -12,7 +12,7 @@ from shardwise.ledger.number import X, divide, is_plain
 from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
 from shardwise.models import layer_name, layer_names
 from shardwise.ops.layout import Layout, matmul_flops, memory_op
-from shardwise.plans import Tuning
+from shardwise.plans import MLP_NAMES, Tuning
 from shardwise.records import dataclass, replace
 
 
@@ -171,7 +171,7 @@ def scaling(
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "attention": ("q", "k", "v", "qkv", "o"),
-    "mlp": ("gate", "up", "gate_up", "down"),
+    "mlp": MLP_NAMES,
 }
 """Words for several linear layers; "all-linear" are those of the layers, "experts" the routed experts'."""
 INDEXER = "attention.indexer"

@@ -10,6 +10,9 @@ ExpertAdapters: TypeAlias = Literal["grouped", "modules", "parameters", "mixtral
 """How the names of targets reach experts: as grouped GEMMs or as linear layers, with adapters beside them, as the
 parameters that they are, as peft converts the names that they had in one of `NAMED_EXPERTS`, or not at all."""
 
+MLP_NAMES = ("gate", "up", "gate_up", "down")
+"""Linear layers of a feed-forward by their short names, and so those of experts that were linear layers."""
+
 NAMED_EXPERTS: dict[str, tuple[str, ...]] = {
     "mixtral": ("minimax", "minimax_m2", "mixtral"),
     "qwen2_moe": (

@@ -9,6 +9,7 @@ from shardwise.errors import Problems
 from shardwise.plans._bases import BaseFormat, base_names, find_base
 from shardwise.plans._experts import (
     LINEAR_ROUTERS,
+    MLP_NAMES,
     NAMED_EXPERTS,
     ExpertAdapters,
     all_reaches_experts,
@@ -166,7 +167,7 @@ class Tuning:
     @property
     def shadowed(self) -> tuple[str, ...]:
         """Linear layers that their names do not reach, since experts have them."""
-        return ("gate", "up", "gate_up", "down") if self.experts == "qwen2_moe" and self.adapter in LORA else ()
+        return MLP_NAMES if self.experts == "qwen2_moe" and self.adapter in LORA else ()
 
     @property
     def wide_stream(self) -> bool:
@@ -181,8 +182,7 @@ class Tuning:
     def wide_layers(self) -> bool:
         """Whether what layers make beside GEMMs of narrow weights is in fp32, as the stream is: no autocast casts it.
 
-        bitsandbytes nn/modules.py Linear4bit.forward and autograd/_functions.py MatMul8bitLt: x in the type of the
-        GEMM, whose result takes that of x again; so keys and values, scores and what enters an activation have it.
+        bitsandbytes nn/modules.py Linear4bit.forward and autograd/_functions.py MatMul8bitLt give the type of their x.
         """
         return self.base.bitsandbytes and self.wide_stream and not self.autocast
 
