@@ -47,6 +47,10 @@ TOWERS: tuple[tuple[str, int, dict[str, Any], int], ...] = (
     ("glm4v_moe", 4096, _QWEN | {"depth": 24, "hidden_size": 1536, "intermediate_size": 10944, "out_hidden_size": 4096,
      "image_size": 336, "patch_size": 14}, 858_681_856),
     ("gemma4", 5376, _GEMMA4, 575_741_232),
+    ("qwen4_exp", 2560, _QWEN3 | {"depth": 3, "hidden_size": 1152, "intermediate_size": 4304, "out_hidden_size": 2560,
+     "deepstack_visual_indexes": []}, 83_182_960),
+    ("mllama", 4096, {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_global_layers": 8,
+     "image_size": 560, "patch_size": 14, "max_num_tiles": 4, "vision_output_dim": 7680}, 895_028_755),
     # A type without a form, and sizes that are left to the class.
     ("new_vl", 2048, {"hidden_size": 1152, "depth": 2}, 0),
     ("gemma3", 3840, {"hidden_size": 1152, "num_hidden_layers": 27}, 0),
@@ -77,7 +81,34 @@ def test_towers_of_the_catalogue_make_the_published_totals() -> None:
         assert count(model).parameters + model.tower_parameters == pytest.approx(total, rel=2e-4)
 
 
-def test_a_tower_of_sound_leaves_both_unknown() -> None:
+@pytest.mark.parametrize(
+    ("name", "total", "unread"),
+    [
+        ("llama-3.2-11b-vision", 10_670_220_835, 0),
+        ("qwen3.5-0.8b", 873_438_784, 0),
+        ("qwen3.5-2b", 2_274_069_824, 0),
+        # 35 scalars of layers, 928 bounds of clipped maps, and keys and values of 20 layers that read earlier ones.
+        ("gemma-4-e2b", 5_123_178_979, 35 + 928 + 16 * (2 * 1536 * 256 + 256) + 4 * (2 * 1536 * 512 + 512)),
+    ],
+)
+def test_small_models_with_their_towers_are_what_is_released(name: str, total: int, unread: int) -> None:
+    """Language model, predictions of more tokens and towers, to the value (safetensors totals on the hub)."""
+    counted = count(load_model(name))
+    assert counted.parameters + counted.predictions + load_model(name).tower_parameters + unread == total
+
+
+def test_a_tower_of_sound_is_counted_beside_that_of_images() -> None:
+    """Gemma 4 E2B: Gemma4Model of transformers 5.24.0 without its language model."""
+    vision = _GEMMA4 | {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "head_dim": 64}
+    vision |= {"num_attention_heads": 12, "num_key_value_heads": 12}
+    sound = {"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 8, "conv_kernel_size": 5}
+    sound |= {"output_proj_dims": 1536, "subsampling_conv_channels": [128, 32]}
+    text = _TEXT | {"hidden_size": 1536}
+    config = {"model_type": "gemma4", "text_config": text, "vision_config": vision, "audio_config": sound}
+    assert model_from_config(config, part="text").tower_parameters == 475_728_160
+
+
+def test_a_tower_of_sound_without_its_sizes_leaves_both_unknown() -> None:
     """A file with both is not counted in part."""
     text = _TEXT | {"hidden_size": 1536}
     config = {"model_type": "gemma4", "text_config": text, "vision_config": _GEMMA4, "audio_config": {"hidden_size": 8}}

@@ -1,7 +1,8 @@
-"""Parameters of image towers and their projectors, which stand beside a language model in a file.
+"""Parameters of towers of images and sound and their projectors, which stand beside a language model in a file.
 
 Only how many there are is known: an engine holds them beside the weights of the language model, whether or not a
-request has images. Source: the model classes of transformers 5.23.0 named at each form, norms and biases counted.
+request has images. Source: the model classes of transformers 5.23.0 named at each form, norms and biases counted;
+5.24.0 for the audio tower of Gemma 4 and for Llama 3.2 Vision.
 """
 
 from __future__ import annotations
@@ -30,6 +31,19 @@ class _Section:
         if default is None:
             raise _Unknown
         return default
+
+    def pair(self, name: str) -> tuple[int, int]:
+        """Return two sizes."""
+        match self.keys.get(name):
+            case [int(first), int(second)] if min(first, second) > 0:
+                return first, second
+            case _:
+                raise _Unknown
+
+    def entries(self, name: str, default: int) -> int:
+        """Return the number of entries of a list."""
+        value = self.keys.get(name)
+        return len(value) if isinstance(value, list) else default
 
 
 def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
@@ -75,6 +89,31 @@ def _gemma4(v: _Section, text: int) -> int:
     block = 4 * D + 2 * head + 2 * D * head * (heads + keys) + 3 * D * F
     stem = 2 * v.size("position_embedding_size", default=10240) * D + 3 * v.size("patch_size", default=16) ** 2 * D
     return stem + v.size("num_hidden_layers") * block + D * text
+
+
+def _gemma4_audio(a: _Section, text: int) -> int:
+    """Gemma4AudioModel: two convolutions, then conformers without biases, and a map into the text."""
+    D, out = a.size("hidden_size"), a.size("output_proj_dims")
+    first, second = a.pair("subsampling_conv_channels")
+    stem = 9 * first + first + 9 * first * second + second + (first // 4) * second * D
+    feed_forwards = 2 * (8 * D * D + 2 * D)
+    attention = 5 * D * D + D // a.size("num_attention_heads", default=8) + 3 * D
+    convolution = 3 * D * D + a.size("conv_kernel_size", default=5) * D + 2 * D
+    layers = a.size("num_hidden_layers") * (feed_forwards + attention + convolution)
+    return stem + layers + _linear(D, out) + out * text
+
+
+def _mllama(v: _Section, text: int) -> int:
+    """MllamaVisionModel: learned positions of patches, of tiles and of both together by the shape of an image."""
+    D, F, tiles = v.size("hidden_size"), v.size("intermediate_size"), v.size("max_num_tiles", default=4)
+    side, shapes = v.size("patch_size", default=14), 1 + v.entries("supported_aspect_ratios", 8)
+    patches = (v.size("image_size") // side) ** 2 + 1
+    positions = 3 + patches * D + shapes * tiles * patches * D + 2 * shapes * tiles * D
+    stem = v.size("num_channels", default=3) * side**2 * D + D + positions + 4 * D
+    block = 4 * D + 4 * D * D + _linear(D, F) + _linear(F, D)
+    deep = v.size("num_global_layers", default=8)
+    wide = v.size("vision_output_dim", default=(1 + v.entries("intermediate_layers_indices", 5)) * D)
+    return stem + (v.size("num_hidden_layers") + deep) * block + 2 * deep + _linear(wide, text)
 
 
 def _qwen3(v: _Section, text: int) -> int:
@@ -136,26 +175,33 @@ _FORMS: dict[str, Callable[[_Section, int], int]] = {
     "qwen3_vl_moe": _qwen3,
     "qwen3_5": _qwen3,
     "qwen3_5_moe": _qwen3,
+    "qwen4_exp": _qwen3,
     "gemma3": _siglip,
     "mistral3": _pixtral,
     "llama4": _llama4,
+    "mllama": _mllama,
 }
+_AUDIO: dict[str, Callable[[_Section, int], int]] = {"gemma4": _gemma4_audio}
 
 
 def tower_parameters(raw: Mapping[str, Any], text: Mapping[str, Any]) -> int:
-    """Return the parameters of the image tower of a file and of its projector, 0 where they are not known.
+    """Return the parameters of the towers of a file and of their projectors, 0 where they are not known.
 
-    A tower of sound beside it has no form, so that what both take is not known.
+    A tower of sound without a form leaves what both take unknown.
 
     >>> vision = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14}
     >>> file = {"model_type": "gemma3", "vision_config": vision | {"image_size": 896}}
     >>> tower_parameters(file, {"hidden_size": 2560})
     419816304
     """
-    form, section = _FORMS.get(str(raw.get("model_type"))), raw.get("vision_config")
-    if form is None or not isinstance(section, Mapping) or isinstance(raw.get("audio_config"), Mapping):
-        return 0
-    try:
-        return form(_Section(section), _Section(text).size("hidden_size"))
-    except _Unknown:
-        return 0
+    family, images, sound = str(raw.get("model_type")), raw.get("vision_config"), raw.get("audio_config")
+    forms = [(_FORMS.get(family), images), *([(_AUDIO.get(family), sound)] if isinstance(sound, Mapping) else [])]
+    total = 0
+    for form, section in forms:
+        if form is None or not isinstance(section, Mapping):
+            return 0
+        try:
+            total += form(_Section(section), _Section(text).size("hidden_size"))
+        except _Unknown:
+            return 0
+    return total
