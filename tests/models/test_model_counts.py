@@ -125,6 +125,17 @@ def test_catalogue_models_are_quantised_as_released(name: str, format_: str) -> 
     assert (load_model(name).quantization or "") == format_
 
 
+def test_biases_of_shared_experts_of_aria_are_counted() -> None:
+    """AriaSharedExpertsMLP has them where mlp_bias says so, and routed experts do not (transformers 5.24.0)."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 24}
+    keys = {"model_type": "aria_text", "vocab_size": 100, "moe_num_experts": 4, "moe_topk": 2, **sizes}
+    counts = [
+        count_parameters(model_from_config(keys | {"moe_num_shared_experts": 2, "mlp_bias": bias}))
+        for bias in (False, True)
+    ]
+    assert counts[1] - counts[0] == 3 * (2 * 2 * 24 + 64)
+
+
 def test_goldens_cover_every_class_that_transformers_can_build() -> None:
     """Each family has goldens, but for those that transformers has no class for or cannot build."""
     without = {

@@ -271,9 +271,12 @@ def llama4(config: Config) -> Architecture:
 
 def aria_text(config: Config) -> Architecture:
     """Return Aria's language model: Llama with shared experts beside routed ones, all of `intermediate_size`."""
-    bias = config.flag("attention_bias")
+    bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     core = parts.attention(config, qkv_bias=bias, out_bias=bias)
-    return _uniform(config, core, parts.moe(config, "intermediate_size", shared_count=True))
+    experts = parts.moe(config, "intermediate_size", shared_count=True)
+    if experts.shared is not None:
+        experts = replace(experts, shared=replace(experts.shared, bias=mlp_bias))
+    return _uniform(config, core, experts)
 
 
 def dbrx(config: Config) -> Architecture:
