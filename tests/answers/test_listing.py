@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.answers._listing import model_row, models_page
+from shardwise.answers._listing import model_record, model_row, models_page, search_models
 from shardwise.models import load_model, model_names
 from shardwise.ops import count_parameters
 
@@ -21,3 +21,27 @@ def test_a_model_without_a_published_count_is_counted(name: str, published: bool
 def test_no_model_of_the_list_is_without_a_count() -> None:
     """A reader who compares models finds the size of every one."""
     assert all(model_row(name)["parameters"] for name in model_names())
+
+
+@pytest.mark.parametrize(
+    ("copy", "name", "says"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "qwen3-32b", "whose weights are stored as fp8"),
+        ("nvidia/Kimi-K2.5-NVFP4", "kimi-k2.5", "whose weights are stored as modelopt-nvfp4"),
+        ("bartowski/Llama-3.2-3B-Instruct-GGUF", "llama-3.2-3b", "with weights in q4_k_m, as its name says"),
+        ("NousResearch/Meta-Llama-3.1-8B", "llama-3.1-8b", "after which it is named"),
+    ],
+)
+def test_a_copy_is_shown_as_the_model_that_it_is(copy: str, name: str, says: str) -> None:
+    """What `infer` takes a hub's name for is what the list shows, and it says why."""
+    assert search_models(copy) == [name]
+    assert says in model_record(name, copy)["assumptions"][0]
+    assert copy in models_page([name], search=copy).plain()
+
+
+def test_a_model_by_its_own_name_is_no_copy() -> None:
+    """Names of the catalogue, hub ids and words that one model holds are not said to be copies."""
+    for word in ("qwen3-32b", "Qwen/Qwen3-32B", "kimi-linear"):
+        (name,) = search_models(word)
+        assert not any("taken for" in note or "stored as" in note for note in model_record(name, word)["assumptions"])
+    assert search_models("me/mine") == []

@@ -24,7 +24,16 @@ from shardwise.hardware import (
     offers,
     other_names,
 )
-from shardwise.models import Model, all_models, find_model, load_model, model_names
+from shardwise.models import (
+    Model,
+    all_models,
+    find_model,
+    load_model,
+    model_names,
+    namesake,
+    published_copy,
+    quantised_copy,
+)
 from shardwise.ops import count_parameters
 from shardwise.plans import DTYPES, find_precision, precision_names, precision_to_toml
 from shardwise.serving import cache_names, find_format, format_names
@@ -48,7 +57,31 @@ def search_models(search: str = "") -> list[str]:
     exact = own.name if own else find_model(search) if search else None
     if exact is not None:
         return [exact]
-    return sorted(name for name, row in all_models().items() if _matches(search, name, *_words(row)))
+    names = sorted(name for name, row in all_models().items() if _matches(search, name, *_words(row)))
+    copied = copy_of(search) if search and not names else ""
+    return [copied] if copied else names
+
+
+def copy_of(search: str) -> str:
+    """Return the model of which a search names a copy, as other questions take the name; "" for none.
+
+    >>> copy_of("Qwen/Qwen3-32B-FP8"), copy_of("bartowski/Llama-3.2-3B-Instruct-GGUF"), copy_of("me/mine")
+    ('qwen3-32b', 'llama-3.2-3b', '')
+    """
+    quantised = quantised_copy(search)
+    return quantised[0] if quantised else namesake(search) or ""
+
+
+def _copy_notes(name: str, search: str) -> list[str]:
+    """Return what stands behind a model whose copy a search names, nothing where it names the model."""
+    if find_own("models", search) or find_model(search) or _matches(search, name, *_words(all_models()[name])):
+        return []
+    quantised, published = quantised_copy(search), published_copy(search)
+    if published:
+        return [f"{search} is {name} whose weights are stored as {published[1]}"]
+    if quantised:
+        return [f"{search} is taken for {name} with weights in {quantised[1]}, as its name says"]
+    return [f"{search} is taken for {name}, after which it is named"]
 
 
 def _words(row: dict[str, Any]) -> list[str]:
@@ -91,12 +124,12 @@ def model_row(name: str) -> dict[str, Any]:
     }
 
 
-def model_record(name: str) -> dict[str, Any]:
-    """Return one model with its sizes, its blocks and its configuration."""
+def model_record(name: str, search: str = "") -> dict[str, Any]:
+    """Return one model with its sizes, its blocks and its configuration; `search` is how it was asked for."""
     model = load_model(name)
     blocks = [{"layers": count, "block": _say_block(block)} for block, count in model.kinds.items()]
     sizes = {"hidden": model.hidden, "vocab": model.vocab, "layers": model.num_layers, "max_context": model.max_context}
-    more = {"tied": model.tied, "blocks": blocks, "assumptions": list(model.assumptions)}
+    more = {"tied": model.tied, "blocks": blocks, "assumptions": [*_copy_notes(name, search), *model.assumptions]}
     return {**model_row(name), **sizes, **more, "config": all_models()[name]["config"]}
 
 
@@ -147,11 +180,11 @@ def figure(device: Device, field: str) -> str:
     return show_count(value, "B") if field == "last_cache_bytes" else show_field(field, value)
 
 
-def models_page(names: Sequence[str], width: int = 80) -> Page:
+def models_page(names: Sequence[str], width: int = 80, search: str = "") -> Page:
     """Return models as a table, or one with its source."""
     page = Page(width)
     if len(names) == 1:
-        _one_model(page, names[0])
+        _one_model(page, names[0], search)
         return page
     rows = [["model", "parameters", "family", "hub"]]
     for name in names:
@@ -165,8 +198,8 @@ def models_page(names: Sequence[str], width: int = 80) -> Page:
     return page
 
 
-def _one_model(page: Page, name: str) -> None:
-    record = model_record(name)
+def _one_model(page: Page, name: str, search: str) -> None:
+    record = model_record(name, search)
     model: Model = load_model(name)
     page.label("MODEL", f"{name} ({record['family']})", "bold", "bold")
     count = record["parameters"]
@@ -247,8 +280,12 @@ def answer(inputs: Inputs, width: int) -> Answer:
         write_text(path, model_file(name) if what == "models" else device_to_toml(find_device(name).device))
     if what == "devices":
         return Answer(0, lambda: {what: [device_record(name) for name in names]}, lambda: devices_page(names, width))
-    show = model_record if len(names) == 1 else model_row
-    return Answer(0, lambda: {what: [show(name) for name in names]}, lambda: models_page(names, width))
+    one = len(names) == 1
+    return Answer(
+        0,
+        lambda: {what: [model_record(name, search) if one else model_row(name) for name in names]},
+        lambda: models_page(names, width, search),
+    )
 
 
 def dtypes_answer(inputs: Inputs, width: int) -> Answer:
