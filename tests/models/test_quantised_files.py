@@ -79,3 +79,19 @@ def test_formats_in_blocks_hold_their_scales(name: str, width: float) -> None:
     """MXFP8 has 8 bits of scale for 32 elements, NVFP4 8 for 16; only the first multiplies in 8 bits."""
     form = find_format(name)
     assert form.bytes == width and form.compute == ("fp8" if name == "mxfp8" else "")
+
+
+def test_attention_that_is_narrow_in_its_output_alone_is_counted_so() -> None:
+    """DeepSeek-V3.1-NVFP4 excludes q_a, q_b, kv_a and kv_b of every layer: o_proj takes 4.5 bits, not 16."""
+    config = {key: value for key, value in catalogue()["deepseek-v3"]["config"].items() if key != "quantization_config"}
+    kept = ("kv_a_proj_with_mqa", "kv_b_proj", "q_a_proj", "q_b_proj")
+
+    def stored(maps: tuple[str, ...]) -> sw.Model:
+        names = ["lm_head", *(f"model.layers.{i}.self_attn.{name}" for i in range(61) for name in maps)]
+        section = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": [*names, "model.layers.61*"]}
+        return model_from_config({**config, "quantization_config": section})
+
+    own, whole = stored(kept), stored((*kept, "o_proj"))
+    assert own.quantization == load_model("nvidia/DeepSeek-V3.1-NVFP4").quantization
+    saved = 61 * 7168 * 16384 * (2 - 0.5625)
+    assert 2 * (weights_bytes(whole) - weights_bytes(own)) == pytest.approx(saved, rel=1e-6)

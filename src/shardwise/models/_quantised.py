@@ -37,6 +37,8 @@ _WHOLE = re.compile(r"layers\W{1,3}(\d{1,4})\W*$")
 # One linear layer of several in a module, and those without which a module is not kept whole.
 _LINEAR = re.compile(r"[._](\w{1,24})_proj\W*$")
 _LAST = frozenset(("o", "out", "down"))
+# The maps of an attention in front of its core, as its class names them; those of latents beside the last are smaller.
+_IN_FRONT = tuple(map(frozenset, (("qkv",), ("q", "k", "v"), ("q", "kv_b"), ("q_b", "kv_b"))))
 # Families that call the mixers of all layers self_attn or attention, those that keep a state too.
 _ATTENTIONS = ("kimi_linear", "bailing_hybrid", "bailing_moe_linear", "minimax")
 _KEPT = ("ignore", "exclude", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
@@ -181,6 +183,8 @@ def _parts(formats: Mapping[str, str], model: Architecture, own: str, unnamed: s
         if not named and unnamed and part != "mtp":
             parts.append(f"+{part}={unnamed}")
         others = set(named.values()) - {own}
+        if part == "attention" and len(others) == 1 and _all_but_out(named, own, indices):
+            parts.append(f"+attention={others.pop()}+attention-out=own")
         if others:
             named_layers = len(_layers_named((name for name, form in named.items() if form != own), indices))
             of = "" if named_layers == len(indices) else f"*{named_layers}/{len(indices)}"
@@ -199,6 +203,18 @@ def _layers_named(names: Iterable[str], indices: frozenset[int]) -> frozenset[in
         if linear is None or linear[1] in _LAST:
             layers |= {int(layer[1])} if layer else indices
     return indices & layers
+
+
+def _all_but_out(formats: Mapping[str, str], own: str, indices: frozenset[int]) -> bool:
+    """Return whether all attentions have another format but for their output projections (DeepSeek-V3.1-NVFP4)."""
+    maps: dict[int, set[str]] = {i: set() for i in indices}
+    for name in (name for name, form in formats.items() if form != own and "indexer" not in name):
+        layer, linear = _LAYER.search(name), _LINEAR.search(name.replace("_with_mqa", ""))
+        if linear is None or linear[1] in _LAST:
+            return False
+        for i in indices & {int(layer[1])} if layer else indices:
+            maps[i].add(linear[1])
+    return all(any(maps[i] >= front for front in _IN_FRONT) for i in indices)
 
 
 def _layers(model: Architecture) -> dict[str, frozenset[int]]:

@@ -36,7 +36,7 @@ class WeightFormat:
     tensor_bits: tuple[tuple[tuple[str, ...], float], ...] = ()
     expert_pads: tuple[int, ...] = ()
     parts: tuple[tuple[str, WeightFormat], ...] = ()
-    """Parts of the model with a format of their own (`part_of`): "nvfp4+attention=bf16+shared=fp8" by name."""
+    """Parts of the model with a format of their own (`parts_of`): "nvfp4+attention=bf16+shared=fp8" by name."""
 
     @property
     def base(self) -> str:
@@ -69,7 +69,8 @@ class WeightFormat:
 
     def of(self, weight: Weight[Any]) -> WeightFormat | None:
         """Return the format that a weight takes, this or that of its part; None for one that stays wide."""
-        own = dict(self.parts).get(part_of(weight), self)
+        parts = dict(self.parts)
+        own = next((parts[part] for part in parts_of(weight) if part in parts), self)
         if weight.kind == "head" and own is not self:
             return own if own.bits < self.rest_bits else None
         return own if own.holds(weight) and (own is self or own.bits < self.rest_bits) else None
@@ -92,19 +93,22 @@ class WeightFormat:
         return own.bytes if own else max(self.rest_bits / 8, 4.0 if self.bits == 32 else 0.0)
 
 
-PARTS = ("attention", "recurrent", "feed-forward", "shared", "latent", "mtp", "head")
-"""What formats tell apart from the routed experts: mixers that attend and that keep a state, feed-forwards that are no
-mixture, experts that all tokens pass, the maps into a latent of the experts and out of it, layers that predict more
-tokens, and the output head, which stays wide unless it is named."""
+PARTS = ("attention", "attention-out", "recurrent", "feed-forward", "shared", "latent", "mtp", "head")
+"""What formats tell apart from the routed experts: mixers that attend, their output projections where those differ from
+their other maps, mixers that keep a state, feed-forwards that are no mixture, experts that all tokens pass, the maps
+into a latent of the experts and out of it, layers that predict more tokens, and the output head, which stays wide
+unless it is named."""
 
 
-def part_of(weight: Weight[Any]) -> str:
-    """Return the part that a matrix belongs to, "" where it is an expert's or none's."""
+def parts_of(weight: Weight[Any]) -> tuple[str, ...]:
+    """Return the parts that a matrix belongs to, the narrowest first; none where it is an expert's or none's."""
     if weight.kind == "head":
-        return "head"
+        return ("head",)
     if weight.expert or weight.kind != "matrix" or weight.role == "router":
-        return ""
-    return weight.module or ("feed-forward" if weight.role in _FEED_FORWARD else "")
+        return ()
+    if weight.module == "attention" and weight.role == "out":
+        return ("attention-out", "attention")
+    return (weight.module or ("feed-forward" if weight.role in _FEED_FORWARD else ""),)
 
 
 _FEED_FORWARD = ("up", "down", "feed_forward", "router")
@@ -163,7 +167,12 @@ def with_parts(form: WeightFormat, parts: Mapping[str, str], field: str = "weigh
 
 
 def _in_some(form: WeightFormat, word: str, field: str) -> WeightFormat:
-    """Return the format of a part; "bf16*3/32" is one of 3 of its 32 layers, whose mean counts in the others' type."""
+    """Return the format of a part: "own" is that of the model, within a part that has another.
+
+    "bf16*3/32" is one of 3 of its 32 layers, whose mean counts in the others' type.
+    """
+    if word == "own":
+        return replace(form, parts=())
     name, star, parts = word.partition("*")
     one, layers = _plain(name, field), re.fullmatch(r"(\d{1,4})/(\d{1,4})", parts)
     if not star:
