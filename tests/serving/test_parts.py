@@ -8,7 +8,10 @@ import pytest
 
 from serving.serving_cases import ask, model_of, moe_block
 from shardwise.models import load_model
-from shardwise.plans import Serving
+from shardwise.plans import Plan, Serving
+from shardwise.serving._cost_model import engine_cost_model
+from shardwise.serving._engine import find_engine
+from shardwise.serving._sizes import sizes_of
 
 
 @pytest.mark.parametrize(
@@ -38,3 +41,23 @@ def test_parts_of_a_checkpoint_have_their_own_bytes() -> None:
         for more in ("", "+attention=nvfp4", "+attention=bf16", "+attention=bf16*1/2")
     )
     assert (same - whole, wide - whole, half - whole) == (0, elements * 1.4375, elements * 1.4375 / 2)
+
+
+def test_the_group_of_a_format_changes_no_kernel() -> None:
+    """Kimi-K2.5 has groups of 32 and wide attention: its experts are Marlin's, as those of plain 4 bits are.
+
+    The kernel takes the size of the group as an argument (github.com/vllm-project/vllm v0.33.0
+    vllm/model_executor/layers/fused_moe/experts/marlin_moe.py).
+    """
+    job = Serving(input_tokens=8, output_tokens=8)
+    released, plain = (
+        ask(load_model("kimi-k2.5"), replace(job, weights=weights), Plan(tp=8), device="h200-sxm-141gb", engine="vllm")
+        for weights in ("", "int4")
+    )
+    assert released.case.format.name == "int4-g32+attention=bf16+feed-forward=bf16+shared=bf16"
+    cases = [report.case for report in (released, plain)]
+    sizes = [sizes_of(case.model, case.plan, case.job, case.domains) for case in cases]
+    own, other = (engine_cost_model(case, size).kernels for case, size in zip(cases, sizes, strict=True))
+    assert own.experts_wide == other.experts_wide
+    memory, device = find_engine("vllm").memory, "hopper"
+    assert memory.expert_workspace(device, released.case.format.kind) == memory.expert_workspace(device, "int4")

@@ -141,7 +141,7 @@ def expert_bytes(case: ServingCase, ledger: StepLedger[X], sizes: ServingSizes[X
     AgRsAll2AllManager, the default), and each profiles a step as long as its own at the same time.
     """
     zero, step, memory = 0 * sizes.tp, ledger.step, case.engine.memory
-    kind = memory.expert_workspace(family_of(case.cluster.device), case.format.name)
+    kind = memory.expert_workspace(family_of(case.cluster.device), case.format.kind)
     experts = [block.experts for block in case.model.kinds if block.experts]
     if not experts:
         return ExpertBytes(kept=zero, running=zero, known=False)

@@ -326,9 +326,9 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
     """Return the device and links as prefill steps meet them; decode steps are `decoding`."""
     device, wanted, case = case.cluster.device, case.efficiencies, _alone(case)
     fitted = rates_of(device, case.dtype, 0.0, wanted, ("", "", case.engine.operators.library))
-    form, model = case.format.base, case.model.family
-    products = form if case.compute == ("fp8" if form == "fp8-block" else case.dtype) else case.compute
-    kernels = kernels_of(device, fitted.family, products, case.engine, wanted, model)
+    base, kind = case.format.base, case.format.kind
+    products = kind if case.compute == ("fp8" if base == "fp8-block" else case.dtype) else case.compute
+    kernels = kernels_of(device, fitted.family, products, case.engine, wanted, case.model.family)
     narrow = engine_rates(case, fitted)
     wide = narrow.pop(case.dtype)
     kept = device.memory_bytes_per_second if wanted.ideal else bandwidth_of(device)

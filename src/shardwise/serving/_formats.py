@@ -48,6 +48,15 @@ class WeightFormat:
         return self.name.partition("+")[0]
 
     @property
+    def kind(self) -> str:
+        """The name of the format without its parts and its group, which kernels take as an argument.
+
+        >>> find_format("int4-g32+attention=bf16").kind
+        'int4'
+        """
+        return re.sub(r"-g\d+$", "", self.base)
+
+    @property
     def narrow(self) -> tuple[WeightFormat, ...]:
         """The format and those of its parts that are narrower than what the rest stays in."""
         own = {one.name: one for _, one in self.parts if one.bits < self.rest_bits}
