@@ -95,3 +95,17 @@ def test_attention_that_is_narrow_in_its_output_alone_is_counted_so() -> None:
     assert own.quantization == load_model("nvidia/DeepSeek-V3.1-NVFP4").quantization
     saved = 61 * 7168 * 16384 * (2 - 0.5625)
     assert 2 * (weights_bytes(whole) - weights_bytes(own)) == pytest.approx(saved, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-27b", "qwen3.5-122b-a10b"])
+def test_what_gptq_leaves_out_by_rules_stays_wide(name: str) -> None:
+    """Qwen's own copies exclude attentions of both kinds, shared experts and predictions: a file and its name agree."""
+    hub = catalogue()[name]["hub"][0]
+    rules = {"lm_head": {}, **{f"-:.*{part}.*": {} for part in ("attn", "shared_expert", "mtp", "visual")}}
+    section = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "dynamic": rules}
+    model = model_from_config({**catalogue()[name]["config"], "quantization_config": section})
+    assert model.quantization == load_model(f"{hub}-GPTQ-Int4").quantization
+    plain = model_from_config(
+        {**catalogue()[name]["config"], "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    )
+    assert weights_bytes(model) > 1.1 * weights_bytes(plain)

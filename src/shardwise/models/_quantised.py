@@ -39,6 +39,10 @@ _LINEAR = re.compile(r"[._](\w{1,24})_proj\W*$")
 _LAST = frozenset(("o", "out", "down"))
 # The maps of an attention in front of its core, as its class names them; those of latents beside the last are smaller.
 _IN_FRONT = tuple(map(frozenset, (("qkv",), ("q", "k", "v"), ("q", "kv_b"), ("q_b", "kv_b"))))
+# linear_attn and self_attn alike, as Qwen's files in GPTQ have it.
+_ATTENTION_OF_ANY_KIND = re.compile(r"(^|\W)attn\b")
+# Sizes of groups that have a format of their own; another is read as 128.
+_GROUPS = (32, 64)
 # Families that call the mixers of all layers self_attn or attention, those that keep a state too.
 _ATTENTIONS = ("kimi_linear", "bailing_hybrid", "bailing_moe_linear", "minimax")
 _KEPT = ("ignore", "exclude", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
@@ -64,6 +68,8 @@ def quantization_of(config: Config, model: Architecture) -> str:
     layers, own, unnamed = section.raw.get("quantized_layers"), f"int{bits}" if bits else _own_bits(section), ""
     if isinstance(extra := section.raw.get("extra_config"), Mapping):
         formats |= _by_bits(extra)
+    if isinstance(rules := section.raw.get("dynamic"), Mapping):
+        formats |= _by_rules(rules, own)
     if isinstance(layers, Mapping):
         formats |= {str(name): _algo(scheme) for name, scheme in layers.items()}
         own, unnamed = _of_experts(formats), "bf16"
@@ -75,7 +81,9 @@ def quantization_of(config: Config, model: Architecture) -> str:
     if model.has_experts and "fp4" in (config.text("expert_dtype"), section.text("expert_dtype")):
         return _narrow_experts(model, section.text("moe_quant_algo").lower() or "mxfp4")
     wide = _parts(formats, model, own, unnamed)
-    return "-".join(filter(None, (method, own))) + wide + (_linear(model, own, wide) if own == "mxfp4" else "")
+    size = section.raw.get("group_size")
+    group = f"-g{size}" if own == "int4" and not mlx and size in _GROUPS else ""
+    return "-".join(filter(None, (method, own))) + group + wide + (_linear(model, own, wide) if own == "mxfp4" else "")
 
 
 def _own_bits(section: Config) -> str:
@@ -103,6 +111,28 @@ def _by_bits(layers: Mapping[str, Any]) -> dict[str, str]:
     """Return the format of each layer that AutoRound quantises otherwise (its extra_config), by bits."""
     bits = {name: one.get("bits") for name, one in layers.items() if isinstance(one, Mapping)}
     return {str(name): "bf16" if one == 16 else f"int{one}" for name, one in bits.items()}
+
+
+def _by_rules(rules: Mapping[str, Any], own: str) -> dict[str, str]:
+    """Return the format of each module that GPTQModel quantises otherwise or, behind "-:", not at all (its dynamic).
+
+    Expressions over numbers of layers are none of a part's. An entry that states no bits changes none.
+
+    Source: github.com/vllm-project/vllm v0.33.0 vllm/model_executor/layers/quantization/utils/gptq_utils.py,
+    get_dynamic_override.
+    """
+    formats = {}
+    for rule, stated in rules.items():
+        name, bits = str(rule).removeprefix("-:").removeprefix("+:"), _bits_of(stated)
+        form = "bf16" if str(rule).startswith("-:") else f"int{bits}" if bits else own
+        if form != own:
+            formats["layers.0.some" if re.search(r"\d", name) else name] = form
+    return formats
+
+
+def _bits_of(stated: Any) -> int:
+    bits = stated.get("bits") if isinstance(stated, Mapping) else None
+    return bits if type(bits) is int else 0
 
 
 def _narrow_experts(model: Architecture, own: str) -> str:
@@ -157,7 +187,7 @@ def _scheme(group: Mapping[str, Any]) -> str:
         return "mxfp4" if size != 16 else "nvfp4-w4a16" if wide else "nvfp4"
     if kind == "float":
         return "mxfp8" if size == 32 else "fp8-block" if weight_scheme.get("strategy") == "block" else "fp8"
-    grouped = "-g32" if bits == 4 and size == 32 else ""
+    grouped = f"-g{size}" if bits == 4 and size in _GROUPS else ""
     return f"int{bits}" + ("-w8a8" if bits == 8 and inputs else grouped)
 
 
@@ -165,6 +195,11 @@ def _part(name: str, layers: int) -> str:
     """Return the part that a module belongs to, "" for one that is wide in every format."""
     index, named = _LAYER.search(name), next((part for pattern, part in _NAMES if re.search(pattern, name[:200])), "?")
     return "mtp" if named and layers and index and int(index[1]) >= layers else named
+
+
+def _any_attention(name: str, layers: int) -> str:
+    """Return the part of a name that means attentions of every kind (.*attn.*), "" for others."""
+    return _part(name, layers) if _ATTENTION_OF_ANY_KIND.search(name) else ""
 
 
 def _parts(formats: Mapping[str, str], model: Architecture, own: str, unnamed: str) -> str:
@@ -178,8 +213,9 @@ def _parts(formats: Mapping[str, str], model: Architecture, own: str, unnamed: s
     for part, indices in layers.items():
         named = {name: form for name, form in formats.items() if _part(name, number) == part}
         named |= {f"layers.{i}": form for i, form in whole.items() if i in indices}
-        if part == "recurrent" and model.family in _ATTENTIONS:
-            named |= {name: form for name, form in formats.items() if _part(name, number) == "attention"}
+        if part == "recurrent":
+            alike = _part if model.family in _ATTENTIONS else _any_attention
+            named |= {name: form for name, form in formats.items() if alike(name, number) == "attention"}
         if not named and unnamed and part != "mtp":
             parts.append(f"+{part}={unnamed}")
         others = set(named.values()) - {own}
