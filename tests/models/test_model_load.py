@@ -155,6 +155,12 @@ def test_a_quantised_copy_is_told_by_its_model_and_format(
     [
         ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "qwen3-235b-a22b-2507", "fp8", "fp8-block"),
         ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "compressed-tensors-fp8", "fp8"),
+        (
+            "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic",
+            "llama-4-scout",
+            "compressed-tensors-fp8+attention=bf16",
+            "fp8+attention=bf16",
+        ),
         ("RedHatAI/Qwen2.5-7B-Instruct-quantized.w8a8", "qwen2.5-7b", "compressed-tensors-int8-w8a8", "int8-w8a8"),
         ("nvidia/Llama-3.1-405B-Instruct-NVFP4", "llama-3.1-405b", "modelopt-nvfp4", "nvfp4"),
         ("nvidia/Kimi-K2.5-NVFP4", "kimi-k2.5", "modelopt-nvfp4+attention=bf16", "nvfp4+attention=bf16"),
