@@ -378,6 +378,12 @@ def test_the_default_of_tying_is_the_familys_own() -> None:
             "targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "group_size": 32}}}},
          "compressed-tensors-mxfp8"),
         ({"quant_method": "exl2", "bits": 4.25, "head_bits": 6}, "exl2"),
+        ({"quant_method": "torchao", "quant_type": {"default": {
+            "_type": "Float8DynamicActivationFloat8WeightConfig", "_data": {}}}}, "torchao-fp8"),
+        ({"quant_method": "torchao", "modules_to_not_convert": ["re:.*self_attn.*"], "quant_type": {"default": {
+            "_type": "Int4WeightOnlyConfig", "_data": {"group_size": 32}}}}, "torchao-int4-g32+attention=bf16"),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "FqnToConfig", "_data": {}}}}, "torchao"),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "torchao"),
         ({**MODELOPT, "ignore": ["model.layers.1.wings"]}, f"{NVFP4}+layers=different"),
         ({**MODELOPT, "ignore": ["mtp.layers.0*", "mtp*"]}, NVFP4),
         ({**MODELOPT, "quantized_layers": {"lm_head": {"quant_algo": "W4A16_NVFP4"}, **{

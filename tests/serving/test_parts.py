@@ -11,6 +11,7 @@ from shardwise.models import load_model
 from shardwise.plans import Plan, Serving
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._engine import find_engine
+from shardwise.serving._formats import checkpoint_format
 from shardwise.serving._sizes import sizes_of
 
 
@@ -41,6 +42,23 @@ def test_parts_of_a_checkpoint_have_their_own_bytes() -> None:
         for more in ("", "+attention=nvfp4", "+attention=bf16", "+attention=bf16*1/2")
     )
     assert (same - whole, wide - whole, half - whole) == (0, elements * 1.4375, elements * 1.4375 / 2)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name", "size"),
+    [
+        ("gptq-int4-g32", "int4-g32", 0.5625),
+        ("awq-int4-g64", "int4-g64", 0.53125),
+        ("torchao-int4-g64+attention=bf16", "int4-g64+attention=bf16", 0.53125),
+        ("torchao-fp8", "fp8", 1.0),
+        ("modelopt-fp8_pb_wo", "fp8-block", 1.0),
+        ("modelopt-w4a16_nvfp4+attention=fp8_pb_wo", "nvfp4-w4a16+attention=fp8-block", 0.5625),
+    ],
+)
+def test_a_checkpoint_has_the_bytes_of_its_format(quantization: str, name: str, size: float) -> None:
+    """Scales are counted by the size of the group."""
+    form = checkpoint_format(quantization)
+    assert (form.name, form.bytes) == (name, pytest.approx(size, rel=1e-3))
 
 
 def test_the_group_of_a_format_changes_no_kernel() -> None:

@@ -96,6 +96,8 @@ def _own_bits(section: Config) -> str:
     """
     if section.flag("load_in_8bit"):
         return "int8"
+    if section.text("quant_method") == "torchao":
+        return _of_torchao(section.raw.get("quant_type"))
     blocks = section.raw.get("weight_block_size", section.raw.get("activation_scheme") != "static")
     if section.text("quant_method") == "fp8" and not blocks:
         return "tensor"
@@ -105,6 +107,28 @@ def _own_bits(section: Config) -> str:
     if isinstance(layers := section.raw.get("layer_quant_config"), Mapping) and layers:
         return "different"
     return {"fp4": "mxfp4", "fp8_e4m3": "fp8", "int8": "int8", "int4": "int4"}.get(word, "")
+
+
+# Configurations of torchao 0.18.0 (quantization/quant_api.py) whose weights have a format here.
+_TORCHAO = {
+    "Int4WeightOnlyConfig": "int4",
+    "Int8WeightOnlyConfig": "int8",
+    "Int8DynamicActivationInt8WeightConfig": "int8-w8a8",
+    "Float8WeightOnlyConfig": "fp8",
+    "Float8DynamicActivationFloat8WeightConfig": "fp8",
+}
+
+
+def _of_torchao(stated: Any) -> str:
+    """Return the format of a configuration for all linear layers, "" for those that differ by module or are others.
+
+    Source: github.com/vllm-project/vllm v0.33.0 vllm/model_executor/layers/quantization/torchao.py, from_config.
+    """
+    one = stated.get("default") if isinstance(stated, Mapping) and len(stated) == 1 else None
+    own = _TORCHAO.get(str(one.get("_type")), "") if isinstance(one, Mapping) else ""
+    data = one.get("_data") if isinstance(one, Mapping) else None
+    size = data.get("group_size") if isinstance(data, Mapping) else None
+    return f"{own}-g{size}" if own == "int4" and size in _GROUPS else own
 
 
 def _by_bits(layers: Mapping[str, Any]) -> dict[str, str]:
