@@ -39,6 +39,7 @@ PROPOSED = (
     "--adapter adalora",
     "--adapter lora --targets attention",
     "--optimizer adam,paged-adam8bit --stack fsdp2 --explore --offload none,optimizer",
+    "--tp 8 --sequence-parallel --stack transformers --explore",
 )
 
 

@@ -199,6 +199,8 @@ def case_of(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
         always["recompute"] = "none"
     if report.case.stack.usual_offload and plan.recompute == "full" and not plan.offload:
         always["offload"] = ()
+    if plan.sequence_parallel and plan.tp > 1 and report.case.stack.runs.sequence_parallel == (False,):
+        always["sequence_parallel"] = True  # explored: unasked, a training leaves it off on a framework that has it not
     asked = {key: getattr(report.job, key) for key in JOBS if key in inputs.values}
     job = {**asked, "global_batch": report.job.global_batch, "seq_len": report.job.seq_len}
     job["stack"] = report.case.stack.name
