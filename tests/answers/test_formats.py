@@ -391,6 +391,21 @@ def test_a_launch_is_written_again_for_the_same_and_for_another_engine(tmp_path:
         )
 
 
+@pytest.mark.parametrize("system", ["vllm", "sglang"])
+def test_a_launch_answers_as_the_batch_that_it_was_written_for(system: str, tmp_path: Path) -> None:
+    """The longest request of a launch shortens no table of the checkpoint, and longer requests are refused."""
+    batch = ("--batch", "8", "--input-tokens", "500", "--output-tokens", "20", "--json")
+    asked = ("llama-3.1-8b", "--on", "1xh100-sxm-80gb", *batch)
+    (tmp_path / "serve.sh").write_text(run("export", system, *asked).tree["files"][f"{system}.sh"], encoding="utf-8")
+    there = ("infer", "--from", str(tmp_path / "serve.sh"), "--on", "1xh100-sxm-80gb", *batch)
+    first, again = run("infer", *asked, "--engine", system).tree, run(*there).tree
+    for key in ("weights_bytes_per_gpu", "ttft_seconds", "tpot_seconds"):
+        assert again[key] == first[key], key
+    longer = run(*(word if word != "500" else "501" for word in there))
+    assert longer.fields == ["input_tokens"]
+    assert "exceed the 520 tokens of max_context" in longer.out
+
+
 def test_the_hubs_name_that_was_asked_for_is_written() -> None:
     """Tuned variants share the sizes of their base, and an export starts the one that was named."""
     where = ("--on", "1xh100-sxm-80gb", "--seq-len", "512", "--json")

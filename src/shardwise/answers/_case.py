@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _flags
-from shardwise.answers._commands import MANY
+from shardwise.answers._commands import MANY, SERVERS
 from shardwise.answers._converters import nearest
 from shardwise.answers._inputs import Inputs, example_of
 from shardwise.errors import InputError, Problem, plain
@@ -49,7 +49,15 @@ def load_the_model(inputs: Inputs) -> Model | None:
         if "model" not in inputs.values:
             return model_from_sizes(given)
         overrides = _overrides(given, inputs.values["model"])
-        return load_model(inputs.values["model"], overrides, part=inputs.get("part", ""))
+        part, serves = inputs.get("part", ""), {inputs.command, inputs.get("what", "")} & {"infer", "serve"}
+        if "max_context" in overrides and (serves or inputs.get("target", "") in SERVERS):
+            # A server takes shorter requests of the same checkpoint, as with vLLM's --max-model-len.
+            context = overrides["max_context"]
+            others = {key: value for key, value in overrides.items() if key != "max_context"}
+            model = load_model(inputs.values["model"], others, part=part)
+            if 0 < context < model.max_context:
+                return model.limited(context)
+        return load_model(inputs.values["model"], overrides, part=part)
     except InputError as error:
         inputs.merge(error)
         inputs.bad.add("model")

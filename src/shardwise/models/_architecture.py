@@ -179,7 +179,8 @@ class Architecture:
     through a tanh. `tower_parameters` are of the towers of images and sound beside it, which engines load and nothing
     else here counts; 0 where there are none or their sizes are not known. `state_types` are the keys by which the file
     names the type of recurrent states, each with it. `rotary_factor` is by how much linear scaling lengthens positions,
-    0 where none is scaled so.
+    0 where none is scaled so. `stated_context` is the context of its file where `max_context` is a shorter one, which a
+    server takes requests of; 0 where they are one.
     """
 
     name: str
@@ -208,6 +209,7 @@ class Architecture:
     quantization: str = ""
     tower_parameters: int = 0
     rotary_factor: float = 0.0
+    stated_context: int = 0
     state_types: tuple[tuple[str, str], ...] = ()
     assumptions: tuple[str, ...] = field(default=(), compare=False)
 
@@ -248,8 +250,16 @@ class Architecture:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that it has learned positions or patches for, 0 where positions do not end."""
+        """Tokens that its server takes, or that it has positions or patches for, 0 where neither ends."""
+        if self.stated_context:
+            return self.max_context
         return self.positions or (0 if self.embedding else self.max_context)
+
+    def limited(self, context: int) -> Self:
+        """Return the model on a server that takes no longer requests; the checkpoint and its tables stay whole."""
+        if not 0 < context < self.max_context:
+            return self
+        return replace(self, max_context=context, stated_context=self.stated_context or self.max_context)
 
     def whole_context(self) -> Self:
         """Return the model with layers that look back on every token."""

@@ -48,7 +48,8 @@ def absorbed_bytes(case: ServingCase, ops: tuple[Op[X], ...], zero: X) -> X:
 def rotary_bytes(case: ServingCase, zero: X) -> X:
     """Return bytes of the tables of cosines and sines that a rank of any stage has, one for all layers that share it.
 
-    As long as the context of the model, and so many times that where linear scaling lengthens it, but for layers with a
+    As long as the context of the checkpoint, whatever length its server takes (`max_position_embeddings`; no
+    --max-model-len shortens it), and so many times that where linear scaling lengthens it, but for layers with a
     window, which keep their own positions (Gemma 3).
     """
     memory, model = case.engine.memory, case.model
@@ -57,7 +58,8 @@ def rotary_bytes(case: ServingCase, zero: X) -> X:
     rotated = ((one.rotated, one.cached_heads()) for block in model.kinds for one in block.mixers if one.rotated)
     factor = model.rotary_factor or 1.0
     tables = {(width, 1.0 if heads and heads.windowed else factor) for width, heads in rotated}
-    elements = sum(width * model.max_context * longer for width, longer in tables)
+    rows = model.stated_context or model.max_context
+    elements = sum(width * rows * longer for width, longer in tables)
     return named(
         zero + memory.rotary_element_bytes * elements,
         "tables of cosines and sines",

@@ -23,7 +23,9 @@ def job_problems(job: Serving, model: Model) -> Problems:
     limit = model.most_tokens
     if not problems.items and limit and job.total_tokens > limit:
         what, together = ("input and output exceed", " together") if job.output_tokens else ("exceeds", "")
-        rule = f"{what} the {limit} {'learned positions' if model.positions else 'patches'} of {model.name}"
+        ends = "learned positions" if model.positions else "patches"
+        of = "tokens of max_context" if model.stated_context else f"{ends} of {model.name}"
+        rule = f"{what} the {limit} {of}"
         problems.add("input_tokens", job.input_tokens, rule, f"use at most {limit}{together}")
     _choices(job, problems)
     if not _is_number(job.memory_fraction) or not 0 <= job.memory_fraction <= 1:
