@@ -406,6 +406,18 @@ def test_a_launch_answers_as_the_batch_that_it_was_written_for(system: str, tmp_
     assert "exceed the 520 tokens of max_context" in longer.out
 
 
+def test_an_export_is_asked_for_by_the_name_of_a_framework_or_of_an_engine() -> None:
+    """The words behind --stack and --engine name what writes their files, which keep the framework."""
+    train = ("llama-3.2-1b", "--on", "2xh100", "--micro-batch", "1", "--global-batch", "4", "--json")
+    for named, words in (
+        ("llama-factory", ("llamafactory", *train, "--stack", "llama-factory")),
+        ("megatron-bridge", ("nemo", *train, "--stack", "megatron-bridge")),
+        ("tensorrt-llm", ("trtllm", "llama-3.2-1b", "--on", "1xh100", "--json")),
+    ):
+        stack = words.index("--stack") if "--stack" in words else len(words)
+        assert run("export", named, *words[1:stack]).tree == run("export", *words).tree
+
+
 def test_the_hubs_name_that_was_asked_for_is_written() -> None:
     """Tuned variants share the sizes of their base, and an export starts the one that was named."""
     where = ("--on", "1xh100-sxm-80gb", "--seq-len", "512", "--json")

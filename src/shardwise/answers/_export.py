@@ -15,7 +15,7 @@ from shardwise.answers._infer import ask as ask_batch
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.errors import InputError
-from shardwise.formats import SERVERS
+from shardwise.formats import SERVERS, SYSTEMS
 from shardwise.plans import find_stack, stack_names
 from shardwise.plans.fields import SERVING, SETTINGS, TRAINING, Field
 from shardwise.records import replace
@@ -32,6 +32,25 @@ _POOLED = ("vllm", "sglang", "dynamo")
 # What says when requests arrive.
 _LOADS = {"rate", "users", "trace", "arrivals"}
 _SHARDED = ("fsdp", "torchtitan", "verl")
+
+
+def with_target(words: list[str]) -> list[str]:
+    """Return the words of an export with the target that writes for a framework, or an engine, where that is named.
+
+    >>> with_target(["llama-factory", "gpt2"]), with_target(["vllm", "gpt2"])
+    (['llamafactory', 'gpt2', '--stack', 'llama-factory'], ['vllm', 'gpt2'])
+    """
+    if not words or words[0].startswith("-") or words[0] in (*SYSTEMS, *SERVERS):
+        return words
+    from shardwise.serving import engine_names, find_engine
+
+    named = words[0]
+    if named in stack_names() and (target := find_stack(named).runs.exporter):
+        given = any(word.partition("=")[0] in ("--stack", "--config", "--from") for word in words)
+        return [target, *words[1:], *([] if given else ["--stack", named])]
+    if named in engine_names() and (target := find_engine(named).exporter):
+        return [target, *words[1:]]
+    return words
 
 
 def _complete(inputs: Inputs, target: str) -> None:

@@ -40,6 +40,10 @@ def answer(words: Sequence[str]) -> Answer:
         return overview(2 if not words else 0, _columns())
     words, behind = split(words)
     name, rest = _command_of(words)
+    if name == "export":
+        from shardwise.answers._export import with_target
+
+        rest = with_target(rest)
     command = _commands.command(name, _kind_of(rest, name))
     scanned = scan(rest, command)
     _name_the_kind(scanned, rest, command)
