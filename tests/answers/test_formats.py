@@ -418,6 +418,13 @@ def test_an_export_is_asked_for_by_the_name_of_a_framework_or_of_an_engine() -> 
         assert run("export", named, *words[1:stack]).tree == run("export", *words).tree
 
 
+def test_a_trainers_file_that_does_not_say_zero_is_refused_by_its_sharding() -> None:
+    """What a trainer runs beside DeepSpeed is no other framework: its sharding is named, with one that is written."""
+    words = ("llama-3.2-1b", "--adapter", "lora", "--on", "1xh100", "--sharding", "zero1", "--global-batch", "8")
+    done = run("export", "axolotl", *words, "--json")
+    assert "sharding" in done.fields and "stack" not in done.fields
+
+
 def test_the_hubs_name_that_was_asked_for_is_written() -> None:
     """Tuned variants share the sizes of their base, and an export starts the one that was named."""
     where = ("--on", "1xh100-sxm-80gb", "--seq-len", "512", "--json")

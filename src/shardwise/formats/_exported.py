@@ -232,6 +232,9 @@ def _targets_changed(case: ExportCase, back: Imported, named: object) -> Differe
 def _stack_changes(case: ExportCase, back: Stack) -> Differences:
     """Return what came back otherwise of a framework: what its user set of it, and all else that moves the answer."""
     own = case.stack
+    if own.runs.exporter != back.runs.exporter and own.name == back.name:
+        # A trainer beside DeepSpeed, whose ZeRO its own file does not say.
+        return {"sharding": (case.plan.sharding, "fsdp")}
     if own.runs.exporter != back.runs.exporter:
         return {"stack": (own.name, back.name)}
     ours, theirs = _parts_of(own), _parts_of(back)
