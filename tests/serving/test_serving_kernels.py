@@ -63,6 +63,21 @@ def test_vllm_ran_experts_of_16_bits_in_triton(engine: str, kernel: str) -> None
     assert [name for name, one in rows.items() if one == row and kernel in name]
 
 
+@pytest.mark.parametrize(("ep", "kernel"), [(1, "triton"), (4, "cutlass")])
+def test_vllm_runs_blocks_of_8_bits_in_triton_unless_they_are_spread(ep: int, kernel: str) -> None:
+    """On Hopper a step with one rank's experts takes Triton's seconds, one with experts over ranks those of CUTLASS."""
+    case = ask("glm-4.5-air", Serving(weights="fp8-block"), Plan(tp=4, ep=ep), "h200-sxm-141gb", engine="vllm").case
+    sizes = sizes_of(case.model, case.plan, case.job, case.domains)
+    costs = replace(engine_cost_model(case, sizes), decoding=True)
+    rows = constants().families["hopper"].experts["vllm"]["fp8_block"]
+    fit = next(row for name, row in rows.items() if kernel in name)
+    alone = replace(costs, kernels=replace(costs.kernels, experts_narrow=fit, experts_unspread=None))
+    step = EngineStep(phase="decode", sequences=16.0, tokens=1.0, context=512.0)
+    ops = [op for _, ops in step_ledger(case, sizes, step).lines for op in ops if op.kind == "grouped"]
+    assert ops
+    assert [op_seconds(costs, op) for op in ops] == [op_seconds(alone, op) for op in ops]
+
+
 @pytest.mark.parametrize(("weights", "kind"), [("int8", "int8_wo"), ("fp8", "int8_wo"), ("int4", "int4_wo")])
 def test_products_that_widen_weights_start_as_the_tables_of_such_kernels(weights: str, kind: str) -> None:
     """On A100 a step of small products gains their start and loses nothing else: those of 16 bits stay as they are."""

@@ -189,7 +189,7 @@ LIMITS: dict[type, dict[str, Bound]] = {
 INSIDE: dict[type, tuple[str, ...]] = {
     Rates: ("wide",),
     EngineCostModel: ("rates", "narrow", "kernels", "weight_only"),
-    EngineKernels: ("decode", "experts_wide", "experts_narrow"),
+    EngineKernels: ("decode", "experts_wide", "experts_narrow", "experts_unspread"),
 }
 
 

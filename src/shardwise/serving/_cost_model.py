@@ -9,20 +9,17 @@ from collections.abc import Iterator
 
 from shardwise.cost import (
     Datasheet,
+    ExpertsFit,
     Rates,
     bandwidth_of,
     blend,
     costed_seconds,
-    experts_seconds,
     family_of,
     kernel_seconds,
-    mapped_seconds,
     network_of,
     one_query_seconds,
-    others_seconds,
     rates_of,
     reduce_seconds,
-    routed_tiles,
     unlinked,
     with_peers,
 )
@@ -35,6 +32,7 @@ from shardwise.ops.overlap import CostModel
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
+from shardwise.serving._experts import fused_seconds
 from shardwise.serving._formats import WeightFormat
 from shardwise.serving._kernels import (
     AttentionKernels,
@@ -179,24 +177,17 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
         own = costs.engine.quantisation
         tiled = (op.rows + own.tile_rows / 2) / own.experts_share
         return _product(costs, replace(op, kind="matmul", rows=above(op.rows, 8, tiled, op.rows)))
-    narrow = op.dtype == costs.narrow_dtype and op.dtype in (dtype for dtype, _ in costs.narrow)
-    message, peak = (
-        (costs.kernels.experts_narrow, costs.narrow_peak)
-        if narrow
-        else (costs.kernels.experts_wide, costs.experts_peak)
-    )
-    chip = Datasheet(flops=peak, bytes_per_second=costs.bandwidth, cores=costs.cores)
-    hit, experts = op.batch + 0 * op.rows, op.weights[0].shape[0] + 0 * op.rows
-    shape = (op.rows * hit, experts, hit, op.columns, op.inner)
-    ranks = costs.group_shapes["ep"][-1] + 0 * op.rows
-    tokens = op.rows * hit * ranks / maximum(costs.choices, 1.0)
-    tiles = routed_tiles(message, tokens, op.rows * hit, hit)
-    seconds = experts_seconds(message, chip, op.forward_bytes, shape, tiles) + mapped_seconds(message, ranks) / 2
-    if op.role != "up":
-        return seconds
-    # Ranks that split attention have all tokens, and choices of the experts of others beside their own.
-    shared = minimum(costs.group_shapes["tp"][-1] + 0 * op.rows, ranks)
-    return seconds + others_seconds(message, chip, op.rows * hit * (shared - 1), op.columns + op.inner)
+    kernels, groups = costs.kernels, costs.group_shapes
+    ranks = groups["ep"][-1] + 0 * op.rows
+
+    def fused(row: ExpertsFit, peak: X) -> X:
+        chip = Datasheet(flops=peak, bytes_per_second=costs.bandwidth, cores=costs.cores)
+        return fused_seconds(row, chip, op, (ranks, groups["tp"][-1] + 0 * op.rows), costs.choices)
+
+    if op.dtype != costs.narrow_dtype or op.dtype not in (dtype for dtype, _ in costs.narrow):
+        return fused(kernels.experts_wide, costs.experts_peak)
+    seconds, alone = fused(kernels.experts_narrow, costs.narrow_peak), kernels.experts_unspread
+    return above(ranks, 1, seconds, fused(alone, costs.narrow_peak)) if alone else seconds
 
 
 def _product(costs: EngineCostModel[X], op: Op[X]) -> X:

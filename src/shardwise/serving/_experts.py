@@ -6,8 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from shardwise.cost import ExpertsFit, constants
+from shardwise.cost import (
+    Datasheet,
+    ExpertsFit,
+    constants,
+    experts_seconds,
+    mapped_seconds,
+    others_seconds,
+    routed_tiles,
+)
 from shardwise.hardware import Device
+from shardwise.ledger.number import X, maximum, minimum
+from shardwise.ledger.op import Op
 from shardwise.records import replace
 from shardwise.serving._engine import Engine, engine_tables
 
@@ -40,8 +50,12 @@ def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
     return max(fits, key=lambda row: row.rows)
 
 
-def _stated_row(products: str, family: str, engine: Engine, model: str) -> tuple[str, ExpertsFit] | None:
+def _stated_row(
+    products: str, family: str, engine: Engine, model: str, unspread: bool = False
+) -> tuple[str, ExpertsFit] | None:
     """Return the type and the row of the kernel that an engine runs for a family of models, None where none is stated.
+
+    `unspread` asks for that of experts which are not spread over ranks.
 
     >>> from shardwise.serving import find_engine
     >>> _stated_row("bf16", "blackwell", find_engine("sglang"), "qwen3_moe") is None
@@ -53,6 +67,7 @@ def _stated_row(products: str, family: str, engine: Engine, model: str) -> tuple
         fits = own == (one["engine"], one["family"], one["weights"])
         asked = one.get("option", "") == chooses.experts_kernel
         asked &= one.get("release", chooses.experts_release) == chooses.experts_release
+        asked &= one.get("unspread", False) == unspread
         if fits and asked and re.fullmatch(one.get("models", ".*"), model):
             return one["type"], constants().families[family].experts[one["measured_in"]][one["type"]][one["kernel"]]
     return None
@@ -71,6 +86,18 @@ def narrow_row(experts: _Experts, products: str, family: str, engine: Engine, mo
     return stated[1] if stated else _expert_row(experts, _NARROW.get(products, ("bf16",)))
 
 
+def unspread_row(products: str, family: str, engine: Engine, model: str) -> ExpertsFit | None:
+    """Return the row of narrow experts that are not spread over ranks, None where it is that of all others.
+
+    >>> from shardwise.serving import find_engine
+    >>> rows = [unspread_row("fp8-block", family, find_engine("vllm"), "glm4_moe") for family in ("hopper", "blackwell")]
+    >>> [row is None for row in rows]
+    [False, True]
+    """
+    stated = _stated_row(products, family, engine, model, True) if products in _NARROW else None
+    return stated[1] if stated else None
+
+
 def on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:
     """Return a row where matrix units are slower beside all else that a core does than where it was measured.
 
@@ -86,3 +113,21 @@ def on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:
     slower = constants().families[family]
     rate, best = slower.matrix_rate_by_device.get(device.name, 1.0), slower.matrix_best_share
     return replace(row, compute=1 / (1 / best + (1 / row.compute - 1 / best) * rate)) if rate < 1 else row
+
+
+def fused_seconds(row: ExpertsFit, chip: Datasheet[X], op: Op[X], ranks: tuple[X, X], choices: float) -> X:
+    """Return seconds of one GEMM in a kernel of all experts.
+
+    `ranks` have experts of their own, and split attention; a token is of so many `choices`.
+    """
+    spread, split = ranks
+    hit, experts = op.batch + 0 * op.rows, op.weights[0].shape[0] + 0 * op.rows
+    shape = (op.rows * hit, experts, hit, op.columns, op.inner)
+    tokens = op.rows * hit * spread / maximum(choices, 1.0)
+    tiles = routed_tiles(row, tokens, op.rows * hit, hit)
+    seconds = experts_seconds(row, chip, op.forward_bytes, shape, tiles) + mapped_seconds(row, spread) / 2
+    if op.role != "up":
+        return seconds
+    # Ranks that split attention have all tokens, and choices of the experts of others beside their own.
+    shared = minimum(split, spread)
+    return seconds + others_seconds(row, chip, op.rows * hit * (shared - 1), op.columns + op.inner)

@@ -33,7 +33,7 @@ from shardwise.ledger.op import Op
 from shardwise.models import CoreSizes, Model
 from shardwise.records import dataclass, replace
 from shardwise.serving._engine import Engine, engine_tables
-from shardwise.serving._experts import narrow_row, on_device, wide_row
+from shardwise.serving._experts import narrow_row, on_device, unspread_row, wide_row
 from shardwise.serving._replayed import replayed_start
 
 
@@ -47,6 +47,8 @@ class EngineKernels:
     """Bytes that the tables of attention find in the last cache."""
     experts_wide: ExpertsFit
     experts_narrow: ExpertsFit
+    experts_unspread: ExpertsFit | None
+    """The narrow ones that are not spread over ranks, None where they run as the others."""
     experts_type: str
     all_reduce: EngineReduce | None
     """The engine's own all-reduce; None where that of NCCL stands."""
@@ -149,6 +151,7 @@ def kernels_of(
     decode, source = nearest_costs(device, engine.kernels, engine.attention.decode_family(family))
     kind, wide = wide_row(experts, products, family, engine, model)
     narrow = narrow_row(experts, products, family, engine, model)
+    alone = unspread_row(products, family, engine, model)
     own = engine.operators.custom_all_reduce and not (
         imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link
     )
@@ -159,6 +162,7 @@ def kernels_of(
         last_cache=last_cache_bytes(device),
         experts_wide=_imposed(on_device(wide, device, family), imposed),
         experts_narrow=_imposed(on_device(narrow, device, family), imposed),
+        experts_unspread=alone and _imposed(on_device(alone, device, family), imposed),
         experts_type="fp8" if kind.startswith("w4a8") else "",
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.attention.bytes_per_second_per_core
@@ -168,7 +172,13 @@ def kernels_of(
         thin_bytes_per_second=_core_rate(
             "thin_products", device, family, engine.operators.gemv_bound_by_cores and not imposed.ideal
         ),
-        sources=(source, wide.source, narrow.source, *((reduce.source,) if reduce else ())),
+        sources=(
+            source,
+            wide.source,
+            narrow.source,
+            *((alone.source,) if alone else ()),
+            *((reduce.source,) if reduce else ()),
+        ),
     )
 
 
