@@ -290,6 +290,18 @@ def test_a_search_says_that_its_plan_leaves_the_engine_no_room() -> None:
 RUN_OF = ("--tokens", "65.536M", "--price", "2")
 
 
+def test_an_engine_apart_may_have_more_devices_than_its_trainer() -> None:
+    """Twice the replicas have half the samples each, and a replica may not be wider than the trainer's cluster."""
+    apart = ("--rollout", "apart", "--rollout-tp", "2", "--rollout-devices")
+    wide = answered(*GRPO, *PROMPT, *apart, "8")["rollout"]
+    served = answered("infer", "llama-3.2-1b", "--on", "4xh100-sxm-80gb", "--tp", "2", "--batch", "16",
+                      "--input-tokens", "256", "--output-tokens", "768", "--engine", "vllm")  # fmt: skip
+    assert (wide["devices"], wide["replicas"], wide["batch"]) == (8, 4, 16)
+    assert wide["seconds"] == served["request_seconds"]
+    done = run(*GRPO, *PROMPT, "--rollout", "apart", "--rollout-tp", "8", "--rollout-devices", "8")
+    assert done.status == 2 and "is more than the 4 devices of the trainer" in done.err
+
+
 def test_every_answer_of_a_run_has_its_rollouts() -> None:
     """Rows of values, what is solved for, and both sides of a comparison have the days and dollars of `train`."""
     alone = answered(*GRPO, *PROMPT, *RUN_OF)

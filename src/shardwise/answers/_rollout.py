@@ -102,6 +102,9 @@ def _check(case: TrainingCase, devices: int) -> None:
         problems.add("rollout_prompt_tokens", settings.rollout_prompt_tokens, rule, f"use {max(job.seq_len // 2, 1)}")
     if devices % settings.rollout_tp:
         problems.add("rollout_tp", settings.rollout_tp, f"must divide the engine's {devices} devices", "use 1")
+    elif settings.rollout_tp > case.cluster.num_devices:
+        rule = f"is more than the {case.cluster.num_devices} devices of the trainer, whose links an engine apart has"
+        problems.add("rollout_tp", settings.rollout_tp, rule, f"use up to {case.cluster.num_devices}")
     if settings.rollout_devices and settings.rollout != "apart":
         problems.add("rollout_devices", settings.rollout_devices, "are an engine's own", "add --rollout apart")
     problems.raise_if_any()
@@ -122,8 +125,10 @@ def _asked(case: TrainingCase, devices: int, batch: int, resting: float) -> Infe
         output_tokens=case.job.seq_len - settings.rollout_prompt_tokens,
         memory_fraction=share,
     )
-    own = replace(cluster, num_devices=devices) if devices > cluster.num_devices else part_of(cluster, devices)
-    plan = Plan(tp=settings.rollout_tp, dp=devices // settings.rollout_tp, sequence_parallel=False)
+    # Replicas do not meet: those of a larger engine are as those that the trainer's cluster has room for.
+    replicas = min(devices, cluster.num_devices) // settings.rollout_tp
+    plan = Plan(tp=settings.rollout_tp, dp=replicas, sequence_parallel=False)
+    own = part_of(cluster, replicas * settings.rollout_tp)
     return infer(case.model, own, plan, job, ServingOptions(engine="vllm"))
 
 
