@@ -267,7 +267,7 @@ SEARCH = ("plan", "train", "llama-3.2-1b", "--on", "4xh100-sxm-80gb", "--stack",
 
 @pytest.mark.parametrize("apart", [(), ("--rollout", "apart", "--rollout-devices", "2")])
 def test_a_search_and_its_plan_agree_on_days_and_dollars_with_rollouts(apart: tuple[str, ...]) -> None:
-    """The proposed command answers what the search shows of a run; the page says that none is ranked by rollouts."""
+    """The proposed command answers what the search shows of a run; the page says where they count."""
     best = answered(*SEARCH, *apart)["best"][0]
     alone = answered(*best["command"].removeprefix("shardwise ").split())
     assert alone["whole_step_seconds"] > alone["step_seconds"] == best["step_seconds"]
@@ -275,7 +275,7 @@ def test_a_search_and_its_plan_agree_on_days_and_dollars_with_rollouts(apart: tu
         assert best[name] == alone[name], name
     assert not any(note.startswith("rollouts: left out") for note in best["assumptions"])
     page = run(*SEARCH, *apart).out
-    assert "they are in days and dollars" in page and "a step, rollouts included" in page
+    assert "in days, dollars and limits" in page and "a step, rollouts included" in page
 
 
 def test_a_search_says_that_its_plan_leaves_the_engine_no_room() -> None:
@@ -329,6 +329,15 @@ def test_limits_of_a_search_are_of_whole_steps() -> None:
         assert kept[0]["days"] == best["days"], flag
         assert all(run(*one["command"].removeprefix("shardwise ").split(), flag, f"{1.001 * most}").status == 0
                    for one in kept[:3])  # fmt: skip
+
+
+@pytest.mark.parametrize("apart", [(), ("--rollout", "apart", "--rollout-devices", "4")])
+def test_a_search_over_devices_ranks_whole_steps(apart: tuple[str, ...]) -> None:
+    """The cheapest run and the shortest are those of `train`; the quickest update alone is another plan's."""
+    cheap = answered(*SEARCH, *apart, "--at-most", "--objective", "cost")["best"]
+    assert cheap[0]["usd"] == min(one["usd"] for one in cheap)
+    soon = answered(*SEARCH, *apart, "--at-most", "--objective", "days")["best"]
+    assert soon[0]["days"] == min(one["days"] for one in soon) and soon[0]["usd"] >= cheap[0]["usd"]
 
 
 def test_a_search_leaves_out_devices_that_the_engine_does_not_run_on() -> None:

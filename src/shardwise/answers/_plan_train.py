@@ -132,8 +132,8 @@ def run_search(
 ) -> TrainingResult:
     """Return the answer of a search, whose reports have the rollouts of their steps where these are timed.
 
-    Limits are of whole steps. Plans are ranked by what trains: an engine does not depend on how the trainer is laid
-    out, but for the bytes that it leaves the engine. Loads serving for rollouts.
+    Limits are of whole steps. Plans are ranked with the least that an engine takes on their devices: how the trainer
+    is laid out tells only the bytes that it leaves the engine. Loads serving for rollouts.
     """
     from shardwise.search import count_generation, finished, searched
 

@@ -164,14 +164,14 @@ def timed_rollouts(report: TrainReport) -> TrainReport:
 
 
 def added_lines(page: Page, report: TrainReport) -> None:
-    """Append to the best plan of a search what its rollouts add, which plans are not ranked by."""
+    """Append to the best plan of a search what its rollouts add."""
     added = report.generation
     if not added.fits:
         page.note("the engine of rollouts has no room beside it, which no plan is ranked by", "bold red")
     elif added.seconds:
         whole = show_seconds(report.whole_step_seconds)
-        page.note(f"rollouts {show_seconds(added.seconds)}, whole step {whole}: they are in days and dollars,")
-        page.note("in limits of steps, days and dollars, and not in the ranking")
+        page.note(f"rollouts {show_seconds(added.seconds)}, whole step {whole}: in days, dollars and limits,")
+        page.note("and in the ranking where plans differ in devices or job")
 
 
 def phase_tree(report: TrainReport, rollout: Rollout | None, word: str) -> dict[str, Any]:

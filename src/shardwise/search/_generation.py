@@ -1,7 +1,7 @@
-"""Limits of a search held against whole steps: what trains, and what an engine generates for it.
+"""Plans ranked and held against limits by whole steps: what trains, and what an engine generates for it.
 
-What an engine takes depends on a plan only by the bytes that the trainer leaves it. So every plan is held against the
-least that is generated on its devices, and the best of them against their own.
+What an engine takes depends on a plan only by the bytes that the trainer leaves it. So every plan is ranked with the
+least that is generated on its devices, and the best of them are held against limits with their own.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from shardwise.training import Generation, TrainingCase, TrainReport
 
 
 def count_generation(task: SearchTask, least: Callable[[TrainingCase, int], Generation]) -> None:
-    """Hold steps and runs with the `least` that an engine generates for them, by case and devices, against limits."""
+    """Count the `least` that an engine generates for a step, by case and devices, in limits and in the ranking.
+
+    Where no limit is asked for, plans of one job on one count of devices rank alike without.
+    """
+    alike = len(task.tasks) == 1 and len(task.grid.device_counts) == 1
     for one in task.tasks:
-        counts = one.grid.device_counts if one.limits.asked else ()
+        counts = one.grid.device_counts if one.limits.asked or not alike else ()
         one.limits = replace(one.limits, generation={n: least(one.grid.case, n) for n in counts})
 
 
@@ -26,7 +30,11 @@ def finished(result: TrainingResult, finish: Callable[[TrainReport], TrainReport
     """Return an answer whose reports are finished, without plans that break a limit only then."""
     whole, missed, rejected = replace(result, finish=finish), list[RankedPlan](), Counter[str]()
     top, front, limits = result.partial.top.copied(), result.partial.front.copied(), result.task.limits
-    entries = [one for alike in top.sets.values() for one in alike] + front.plans() if limits.generation else []
+    entries = (
+        [one for alike in top.sets.values() for one in alike] + front.plans()
+        if limits.generation and limits.asked
+        else []
+    )
     for entry in sorted({one.key: one for one in entries}.values()):
         if broken := limits.broken(whole.report(entry)):
             missed.append(entry)

@@ -76,6 +76,18 @@ class PlanLimits:
         added = [self.generation[n] for n in sorted(self.generation)]
         return seconds + np.array([g.seconds for g in added])[at], devices + np.array([g.devices for g in added])[at]
 
+    def ranked(self, seconds: float, devices: int) -> float:
+        """Return seconds that train as plans are ranked by them: with what is generated, and all devices where paid."""
+        more = self.generation.get(devices, Generation())
+        paid = 1 + more.devices / devices if self.options.objective == "cost" else 1.0
+        return (seconds + more.seconds) * paid
+
+    def trained(self, ranked: float, devices: int) -> float:
+        """Return the seconds that train of those that a plan is ranked by."""
+        more = self.generation.get(devices, Generation())
+        paid = 1 + more.devices / devices if self.options.objective == "cost" else 1.0
+        return ranked / paid - more.seconds
+
     def broken(self, report: TrainReport) -> tuple[str, ...]:
         """Return the limits that a report breaks, with all that is generated for its steps."""
         options = self.options
@@ -96,7 +108,9 @@ class PlanLimits:
             keeps = left & (ratio <= 1)
             rejected[name] += int(np.count_nonzero(left)) - int(np.count_nonzero(keeps))
             left, worst = keeps, np.maximum(worst, ratio)
-        lasting = replace(batch, fits=left, step_seconds=self.lasting(batch.step_seconds, batch.devices))
+        whole, paid = self._whole(batch.step_seconds, batch.devices)
+        seconds = whole * paid / batch.devices if self.generation and self.options.objective == "cost" else whole
+        lasting = replace(batch, fits=left, step_seconds=self.lasting(seconds, batch.devices))
         return lasting, rejected, self._nearest(batch, left, worst) if sum(rejected.values()) else None
 
     @staticmethod

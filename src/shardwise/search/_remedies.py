@@ -86,7 +86,7 @@ class Remedies:
     def _value(self, base: TrainReport, one: TrainReport | RejectedPlan | None = None) -> float:
         """Return the objective of a plan, or of one on as many devices."""
         value = one or base
-        seconds = value.step_seconds / base.goodput
+        seconds = self.limits.ranked(value.step_seconds, base.plan.num_devices) / base.goodput
         return float(OBJECTIVES[self._objective](seconds, value.device_bytes, base.plan.num_devices))
 
     @cached_property

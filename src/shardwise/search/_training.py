@@ -100,7 +100,7 @@ class SearchTask:
     @property
     def exhaustive(self) -> bool:
         """Whether every plan that fits is timed: limits are counted exactly, and lost time is in no bound."""
-        lossy = self.limits.lossy and len(self.grid.device_counts) > 1
+        lossy = (self.limits.lossy or self.limits.generation) and len(self.grid.device_counts) > 1
         return bool(not self.options.prune or self.limits.asked or lossy)
 
     @property
@@ -227,7 +227,8 @@ class TrainingResult(SearchResult[TrainReport]):
         task, share = self._task_of(report), goodput_of(report.case, report.plan.num_devices)
         degrees = task.grid.variant.choice, *plan_degrees(report.plan)
         # The seconds of the ranking include the time lost to failures.
-        seconds = [e.step_seconds / task.weight * share for e in self.partial.top.like(degrees)]
+        ranked = [e.step_seconds / task.weight * share for e in self.partial.top.like(degrees)]
+        seconds = [task.limits.trained(one, report.plan.num_devices) for one in ranked]
         band = band_of("step_seconds", report.conditions)
         return tuple(s for s in seconds if s <= report.step_seconds * band.high / band.low)
 
@@ -267,9 +268,9 @@ class TrainingResult(SearchResult[TrainReport]):
 
     def value_at(self, report: TrainReport, seconds: float) -> float:
         """Return the objective of a plan whose step takes so many seconds."""
-        measure, weight = OBJECTIVES[self.options.objective], self._task_of(report).weight
-        lasting = seconds / goodput_of(report.case, report.plan.num_devices)
-        return float(measure(lasting * weight, report.device_bytes, report.plan.num_devices))
+        measure, task, devices = OBJECTIVES[self.options.objective], self._task_of(report), report.plan.num_devices
+        lasting = task.limits.ranked(seconds, devices) / goodput_of(report.case, devices)
+        return float(measure(lasting * task.weight, report.device_bytes, devices))
 
     @cached_property
     def remedies(self) -> Remedies:
