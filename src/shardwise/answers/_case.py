@@ -8,10 +8,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _flags
-from shardwise.answers._commands import MANY, SERVERS
+from shardwise.answers._commands import MANY
 from shardwise.answers._converters import nearest
 from shardwise.answers._inputs import Inputs, example_of
 from shardwise.errors import InputError, Problem, plain
+from shardwise.formats import SERVERS
 from shardwise.plans import DEGREES
 from shardwise.records import replace
 

@@ -307,7 +307,7 @@ def tree_of(case: ExportCase) -> dict[str, dict[str, Any]]:
     if job.run_tokens:
         training["steps"] = round(job.run_tokens / job.tokens_per_step)
     own = case.stack.settings
-    float8 = {"enable_fsdp_float8_all_gather": True} if own.fp8_param_gather else {}
+    float8: dict[str, Any] = {"enable_fsdp_float8_all_gather": True} if own.fp8_param_gather else {}
     float8 = {"recipe_name": own.fp8_recipe} if own.fp8_recipe else float8
     scaled = {"quantize": {"linear": {"float8": float8}}} if float8 and precision == "fp8-amp" else {}
     return {
