@@ -420,3 +420,30 @@ def test_an_engine_that_is_told_what_it_does_not_do_by_itself(target: str, engin
     done = run("export", target, "gpt-oss-20b", "--on", "1xh100", "--engine", engine)
     assert done.status == 0, done.err
     assert f"{there} " in done.out and f"{gone} " not in done.out
+
+
+def test_experts_are_not_cut_within_a_block_of_their_scales() -> None:
+    """Qwen3-235B-A22B-FP8 has experts of 1536 columns, which SGLang loads with ep 8 and not with etp 8.
+
+    vLLM refines blocks, and 16-bit experts have none.
+    """
+    model, whole = "Qwen/Qwen3-235B-A22B-FP8", ("--on", "8xh200", "--tp", "8", "--json")
+    refused = run("export", "sglang", model, *whole)
+    assert refused.fields == ["etp"]
+    assert (
+        "experts of width 1536 are 192 on a rank; use ep 8 with etp 1"
+        in run("export", "sglang", model, *whole[:-1]).err
+    )
+    assert any(
+        "whole blocks of 128" in text for text in run("infer", model, *whole, "--engine", "sglang").tree["assumptions"]
+    )
+    for system, name, more in (
+        ("sglang", model, ("--ep", "8")),
+        ("vllm", model, ()),
+        ("sglang", "qwen3-235b-a22b", ()),
+    ):
+        assert run("export", system, name, *whole, *more).status == 0
+    space = ("--on", "8xh200", "--engine", "sglang", "--tp", "8", "--ep", "1", "--json")
+    searched = run("plan", "infer", model, *space).tree
+    assert not searched["best"]
+    assert "whole blocks of 128" in str(searched["rejected"])

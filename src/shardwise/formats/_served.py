@@ -9,6 +9,7 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
+from shardwise.cost import family_of
 from shardwise.errors import InputError, Problems
 from shardwise.formats._exported import Exported
 from shardwise.formats._imported import table
@@ -172,7 +173,8 @@ def check(one: Deployment, target: str, narrows: Sequence[str] = ("fp8",)) -> Pr
     if case.model.family in own.formats.lacks:
         rule = f"is of a family that {system} has no class for ({case.model.family})"
         problems.add("model", case.model.name, rule, "name an engine that runs it")
-    problems.items += own.layouts.problems(system, one.plan, case.model.has_experts).items
+    family = family_of(case.cluster.device)
+    problems.items += own.layouts.refused(system, case.model, one.plan, case.format.name, family).items
     shared = one.plan.ep * one.plan.etp
     if one.spread and shared % one.plan.tp == 0 and one.plan.tp * one.plan.dp != shared:
         rule = f"is more than one engine, whose experts lie on {shared} devices, and a launch is of one"

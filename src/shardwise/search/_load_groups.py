@@ -216,7 +216,7 @@ class LoadSearch:
     def room(self, case: ServingCase, context: float) -> Any:
         """Return the tokens of cache of every layout, for a mean context; less than none where it is not launched."""
         tokens = np.array(held_tokens_of(case, self.grid.sizes(case.model), context), float)
-        return np.where(self.grid.launches(case.engine), tokens, -np.inf)
+        return np.where(self.grid.launches(case), tokens, -np.inf)
 
     def steady(self, group: LoadGroup, replicas: Any) -> Steady[Any]:
         """Return the closed form of so many replicas of each layout."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.cost import family_of
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Block, Model
@@ -105,29 +106,35 @@ class ServingGrid:
         question = ServingQuestion(model=self.model, cluster=whole, plan=plan, job=self.job)
         return complete_plan(question, problems, []), tuple(problems.items)
 
-    def _refused(self, engine: Engine, plan: Plan) -> tuple[Problem, ...]:
+    def _refused(self, engine: Engine, plan: Plan, form: str = "") -> tuple[Problem, ...]:
         """Return why an engine does not launch a complete plan; nothing is refused where plans are explored."""
-        every = engine.layouts.problems(engine.title, plan, self.has_experts).items
-        return () if self.options.explore else tuple(every)
+        if self.options.explore:
+            return ()
+        family = family_of(self.cluster.device)
+        return tuple(engine.layouts.refused(engine.title, self.model, plan, form, family).items)
 
-    def launches(self, engine: Engine) -> Any:
-        """Return which kinds of legal layouts an engine launches; the others another engine of the space does."""
-        if engine not in self._launched:
+    def launches(self, case: ServingCase) -> Any:
+        """Return which kinds of legal layouts the engine of a case launches; the others another of the space does."""
+        key = case.engine, case.format.name
+        if key not in self._launched:
             plans = map(self.layouts.plan, self.kinds[0].tolist())
-            self._launched[engine] = np.array([not self._refused(engine, plan) for plan in plans], bool)
-        return self._launched[engine]
+            self._launched[key] = np.array(
+                [not self._refused(case.engine, plan, case.format.name) for plan in plans], bool
+            )
+        return self._launched[key]
 
     @cached_property
-    def _launched(self) -> dict[Engine, Any]:
+    def _launched(self) -> dict[tuple[Engine, str], Any]:
         return {}
 
     def unlaunched(self) -> list[tuple[int, Problem]]:
         """Return how many legal layouts the engine of each setup does not launch, and why not the first."""
         refusals = []
         for _, case in self.setups:
-            fell = np.flatnonzero(~self.launches(case.engine))
+            fell = np.flatnonzero(~self.launches(case))
             if len(fell):
-                why = self._refused(case.engine, self.layouts.plan(int(self.kinds[0][fell[0]])))
+                first = self.layouts.plan(int(self.kinds[0][fell[0]]))
+                why = self._refused(case.engine, first, case.format.name)
                 refusals.append((int(np.isin(self.kinds[1], fell).sum()), why[0]))
         return refusals
 

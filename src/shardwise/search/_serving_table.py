@@ -164,7 +164,7 @@ def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: Rep
 def table_of(grid: ServingGrid, setup: int) -> Iterator[ServingTable]:
     """Yield the plans of one setup: layouts that its engine launches with every batch, then each with its largest."""
     one, kind = grid.kinds
-    launched = grid.launches(grid.setups[setup][1].engine)[kind]
+    launched = grid.launches(grid.setups[setup][1])[kind]
     batches = np.array(grid.space.batches, np.int64)
     if not len(one):
         return

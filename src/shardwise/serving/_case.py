@@ -331,9 +331,10 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     if question.job.shard_weights and plan.ep * plan.etp > plan.tp:
         rule = "spreads experts over replicas, whose weights then have fewer copies"
         problems.add("shard_weights", True, rule, "leave it out, or keep experts within tp")
-    unlaunched = engine.layouts.problems(engine.title, plan, question.model.has_experts)
-    notes += [f"{engine.title} does not launch this layout: {one}" for one in unlaunched.items]
     form, wide, narrow = _formats(question, question.cluster.device, problems, notes)
+    family = family_of(question.cluster.device)
+    unlaunched = engine.layouts.refused(engine.title, question.model, plan, form.name, family)
+    notes += [f"{engine.title} does not launch this layout: {one}" for one in unlaunched.items]
     element = 2.0
     with problems.collect():
         element = cache_bytes(question.job.kv_cache or ("fp32" if form.bits == 32 else "bf16"))
@@ -341,7 +342,6 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     problems.items += engine.refused_formats(form.name, question.job.kv_cache, question.cluster.device).items
     problems.raise_if_any()
     draft = draft_of(question.job, question.model)
-    family = family_of(question.cluster.device)
     form = engine.quantisation.experts_of(form, family) if form.scope == "experts" else mixed(form, question.model)
     host = _host_case(question, engine)
     model = question.model.whole_context() if engine.attention.ignores_windows else question.model

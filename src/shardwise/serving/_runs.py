@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import product
 from typing import Literal
 
 from shardwise.errors import Problems
+from shardwise.models import Model
 from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.serving._formats import cache_names, format_names
@@ -72,6 +74,8 @@ class EngineLayouts:
     """Replicas that share experts are of one tensor-parallel rank each."""
     one_axis: bool = False
     """A model is split into tensor-parallel ranks or into stages."""
+    expert_multiples: tuple[tuple[str, str, int], ...] = ()
+    """Formats and families of devices (patterns) whose experts have a multiple of so many columns on each rank."""
 
     def problems(self, engine: str, plan: Plan, experts: bool) -> Problems:
         """Return why the engine does not launch a complete plan, of a model that has `experts` or none.
@@ -97,6 +101,27 @@ class EngineLayouts:
         if self.lone_groups and shared > plan.tp > 1:
             rule = f"with attention data parallelism {engine} runs attention on single devices"
             problems.add("tp", plan.tp, rule, f"use tp 1 with dp {shared}")
+        return problems
+
+    def refused(self, engine: str, model: Model, plan: Plan, form: str, family: str) -> Problems:
+        """Return why the engine does not launch a complete plan of a model whose weights are of a format.
+
+        >>> from shardwise.models import load_model
+        >>> from shardwise.serving import find_engine
+        >>> model, runs = load_model("qwen3-235b-a22b"), find_engine("sglang").layouts
+        >>> [str(one) for one in runs.refused("SGLang", model, Plan(tp=8, etp=8), "fp8-block", "hopper").items]
+        ['etp = 8: SGLang loads whole blocks of 128, and experts of width 1536 are 192 on a rank; use ep 8 with etp 1']
+        """
+        problems, widths = (
+            self.problems(engine, plan, model.has_experts),
+            {block.experts.ffn for block in model.kinds if block.experts},
+        )
+        wanted = (n for of, on, n in self.expert_multiples if re.fullmatch(of, form) and re.fullmatch(on, family))
+        for block, width in product(wanted, sorted(widths)):
+            if width % plan.etp == 0 and width // plan.etp % block:
+                share = f"experts of width {width} are {width // plan.etp} on a rank"
+                remedy = f"use ep {plan.ep * plan.etp} with etp 1"
+                problems.add("etp", plan.etp, f"{engine} loads whole blocks of {block}, and {share}", remedy)
         return problems
 
     def groups_within(self, engine: str, plan: Plan, experts: bool) -> str:
