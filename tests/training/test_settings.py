@@ -335,3 +335,11 @@ def test_the_first_and_last_layers_may_stay_in_16_bits(name: str) -> None:
     steps = [train(MODEL, cluster, plan, job, TrainingOptions(stack=one)).evaluation.step for one in stacks]
     none, four, eight = (step.pipeline.total for step in steps)
     assert none < four < eight == pytest.approx(2 * four - none)
+
+
+@pytest.mark.parametrize(("seq_len", "told"), [(4096, False), (4097, True)])
+def test_sequences_beyond_the_trained_context_are_said_to_be(seq_len: int, told: bool) -> None:
+    """A sequence longer than what a model was trained for is assumed to be one that it can be trained on."""
+    job = Training(seq_len=seq_len, global_batch=8)
+    report = train(load_model("llama-2-7b"), Cluster.parse("8xh100-sxm-80gb"), Plan(dp=8, sharding="fsdp"), job)
+    assert (f"{seq_len} tokens exceed the trained context of 4096" in report.assumptions) is told

@@ -151,6 +151,8 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
         notes.append(f"schedule {case.plan.schedule}: seconds of stages that differ are within {off:.0%} of its order")
     if case.plan.cp == 1 and case.plan.cp_kind != Plan().cp_kind:
         notes.append(f"cp_kind {case.plan.cp_kind}: no effect, cp is 1")
+    if 0 < case.model.max_context < case.job.seq_len:
+        notes.append(f"{case.job.seq_len} tokens exceed the trained context of {case.model.max_context}")
     notes += idle_words(case.job, case.model)
     if case.job.capacity_factor:
         notes.append(f"capacity_factor {case.job.capacity_factor:g}: {_capacity_note(case.job, case.model)}")
