@@ -14,6 +14,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+# Objects made between two looks for dead cycles. Records of a prediction and items of a collection live long: to look
+# at them every 700 objects takes a tenth of a run. A command line has as large a number of its own (shardwise.cli).
+gc.set_threshold(100_000, *gc.get_threshold()[1:])
 # No answer of a test rests on what an earlier run kept, and none is written to the user's folders.
 os.environ["SHARDWISE_CACHE"] = "off"
 # Where Python is told to keep no compiled module, every process that a test starts would compile all of them anew: they
