@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from importlib import import_module
 from itertools import pairwise
@@ -100,6 +100,7 @@ class LaunchLine:
         self.values: dict[str, Any] = {}
         self.positional: list[str] = []
         self.stored = ""
+        self.followed: dict[str, str] = {}
         self.assumed: list[str] = []
         rest = [word for word in words if word not in ("$@", "\n", "")]
         while rest:
@@ -151,7 +152,11 @@ class LaunchLine:
         self.values |= tree
 
     def _read(self, key: str) -> bool:
-        return key in self.table["read"]
+        return key in self.table["read"] or key in self.followed
+
+    def follow(self, keys: Iterable[str], meaning: str) -> None:
+        """Note that flags which are left out of account elsewhere set something in this line."""
+        self.followed |= {key: meaning for key in keys if key in self.values}
 
     def word(self, key: str) -> str:
         """Return a word, empty where there is none or the engine finds it itself; an open one is a problem."""
@@ -302,7 +307,7 @@ class LaunchLine:
             if close or SIZES.search(one.argument):
                 self.problems.add(one.argument, one.value, f"is {one.meaning}, and may change the answer", remedy)
         self.problems.raise_if_any()
-        checked, read = self.table["checked"], self.table["read"]
+        checked, read = self.table["checked"], self.table["read"] | self.followed
         values = {**values, "weights": values.get("weights") or self.stored}
         args = (ReadArgument(argument=k, value=value, meaning=read[k]) for k, value in self.values.items() if k in read)
         return Launched(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise.cost import constants, family_of
-from shardwise.errors import Problems
+from shardwise.errors import InputError, Problems
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine, flags_of_file
 from shardwise.formats._served import (
@@ -29,6 +29,7 @@ from shardwise.formats._served import (
     types,
     written,
 )
+from shardwise.models import load_model
 from shardwise.records import replace
 from shardwise.serving import InferReport
 
@@ -172,6 +173,25 @@ def _engine(line: LaunchLine, model: str) -> str:
     return "vllm" if off else line.caching("vllm", model)
 
 
+def _tokens_of_blocks(line: LaunchLine, model: str) -> int:
+    """Return the tokens of the cache where a line says its blocks, which all layers of one kind fill alike, else 0.
+
+    github.com/vllm-project/vllm v0.33.0 vllm/v1/core/kv_cache_planning.py, may_override_num_blocks; a block has 16
+    tokens (vllm/config/cache.py, DEFAULT_BLOCK_SIZE). Latents are in larger ones, by their kernel.
+    """
+    blocks, each = line.whole("--num-gpu-blocks-override"), line.whole("--block-size")
+    try:
+        known = load_model(model) if blocks and model else None
+    except InputError:
+        known = None
+    if known is None or known.has_windows or line.caching("vllm", model) != "vllm":
+        return 0
+    if not each and any(mixer.latent for block in known.kinds for mixer in block.mixers):
+        return 0
+    line.follow(("--num-gpu-blocks-override", "--block-size"), "max_total_tokens")
+    return blocks * (each or 16)
+
+
 def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `vllm serve`.
 
@@ -202,6 +222,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "kv_cache": line.named("--kv-cache-dtype", _OF_FLAG),
         "memory_fraction": line.share("--gpu-memory-utilization"),
         "kv_cache_memory": float(line.whole("--kv-cache-memory-bytes")),
+        "max_total_tokens": _tokens_of_blocks(line, model),
         "max_sequences": line.whole("--max-num-seqs"),
         "max_batched_tokens": line.whole("--max-num-batched-tokens"),
         "max_context": line.auto("--max-model-len"),
