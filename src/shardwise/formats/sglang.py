@@ -162,9 +162,25 @@ def _depth(line: LaunchLine, method: str) -> tuple[int, int]:
 def _engine(line: LaunchLine, model: str) -> str:
     """Return the engine by what a line switches off: captured graphs, or the prefix cache, of which one is told."""
     off = line.flag("--disable-radix-cache")
-    if line.flag("--disable-cuda-graph"):
+    if line.flag("--disable-cuda-graph") or (_no_graphs(line, _DECODING) and _no_graphs(line, _PROMPTS)):
         return line.eager("sglang", "" if off else model)
     return "sglang" if off else line.caching("sglang", model)
+
+
+_DECODING = (_UNCAPTURED, "--cuda-graph-backend-decode")
+_PROMPTS = ("--disable-prefill-cuda-graph", "--cuda-graph-backend-prefill")
+
+
+def _no_graphs(line: LaunchLine, words: tuple[str, str]) -> bool:
+    """Return whether a line captures nothing of a phase (0.5.23 srt/arg_groups/cuda_graph_hook.py).
+
+    A backend that is named wins over a switch.
+    """
+    switch, backend = words
+    off = line.word(backend) == "disabled" if line.word(backend) else line.flag(switch)
+    if off:
+        line.follow(words, "engine")
+    return off
 
 
 def _step_tokens(line: LaunchLine, groups: int) -> int:
@@ -220,8 +236,8 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "max_batched_tokens": _step_tokens(line, groups),
         "max_context": line.whole("--context-length"),
     }
-    if line.flag(_UNCAPTURED) or line.whole(_CAPTURED):
-        values["captured_sequences"] = 0 if line.flag(_UNCAPTURED) else line.whole(_CAPTURED)
+    if (off := _no_graphs(line, _DECODING)) or line.whole(_CAPTURED):
+        values["captured_sequences"] = 0 if off else line.whole(_CAPTURED)
     if line.flag("--enable-lora"):
         values |= {"adapter_rank": line.whole("--max-lora-rank"), "adapters": line.whole("--max-loras-per-batch") or 8}
     role = line.word("--disaggregation-mode")

@@ -168,9 +168,31 @@ def _items_of(stated: Any) -> bool:
 def _engine(line: LaunchLine, model: str) -> str:
     """Return the engine by what a line switches off: captured graphs, or the prefix cache, of which one is told."""
     off = line.flag("--no-enable-prefix-caching") or line.values.get("--enable-prefix-caching") == "false"
-    if line.flag("--enforce-eager"):
+    if line.flag("--enforce-eager") or _captures_nothing(line):
         return line.eager("vllm", "" if off else model)
     return "vllm" if off else line.caching("vllm", model)
+
+
+def _captures_nothing(line: LaunchLine) -> bool:
+    """Return whether a line switches captured graphs off otherwise than by --enforce-eager, which does the same.
+
+    Level 0 neither compiles nor captures (v0.33.0 vllm/config/vllm.py, OPTIMIZATION_LEVEL_00), as --enforce-eager does
+    (VllmConfig.__post_init__); what is compiled and not captured is launched from Python too.
+    """
+    level = str(line.values.get("--optimization-level", line.values.get("-O")))
+    if level == "0" or "-O0" in line.values:
+        line.follow(("--optimization-level", "-O", "-O0"), "engine")
+        return True
+    stated = str(line.values.get("--compilation-config", ""))
+    config = line.tree("--compilation-config") if stated.startswith("{") else {}
+    modes = {key: str(value).upper() for key, value in config.items() if value is not None}
+    if modes.get("cudagraph_mode") not in ("NONE", "0"):
+        return False
+    if config.keys() <= {"cudagraph_mode", "mode", "level"}:
+        line.follow(("--compilation-config",), "engine")
+    if modes.get("mode", modes.get("level")) not in ("NONE", "0"):
+        line.assumed.append("cudagraph_mode NONE: compiled kernels are launched one by one as those of --enforce-eager")
+    return True
 
 
 def _tokens_of_blocks(line: LaunchLine, model: str) -> int:
