@@ -1,4 +1,4 @@
-"""Launch lines of serving engines, read: what each word sets, what is without effect and why, what is not known."""
+"""Launch lines of serving engines, read: what each word sets, what is not followed and why, what is not known."""
 
 from __future__ import annotations
 
@@ -465,7 +465,7 @@ def test_the_launch_fills_what_flags_leave_open(tmp_path: Path) -> None:
     assert done.status == 0, done.err
     assert done.tree["cluster"]["num_devices"] == 4
     assert done.tree["job"]["max_sequences"] == 32 and done.tree["job"]["weights"] == "fp8"
-    assert any("--attention-backend without effect" in note for note in done.tree["assumptions"])
+    assert any("--attention-backend not followed" in note for note in done.tree["assumptions"])
     assert run("serve", *words, "--rate", "1/s", "--requests", "50").tree["plan"]["tp"] == 4
 
 

@@ -115,7 +115,7 @@ def _take_server(inputs: Inputs) -> None:
     del inputs.values["from"]
     inputs.values.pop("set", None)
     inputs.notes += [f"{server.source}: {text}" for text in server.assumed]
-    for word, readings in (("without effect", server.ignored), ("not known", server.unknown)):
+    for word, readings in (("not followed", server.ignored), ("not known", server.unknown)):
         inputs.notes += [f"{server.source}: {one.argument} {word}: {one.meaning}" for one in readings]
 
 

@@ -1,4 +1,4 @@
-"""Launch lines of serving engines, read: every word sets something, is without effect for a reason, or is not known.
+"""Launch lines of serving engines, read: a word sets something, is silent, is not followed for a reason, or not known.
 
 An engine's module has `STARTS`, what its command line begins with, and `read_words(words, source, beside)`.
 """
