@@ -29,7 +29,7 @@ def test_rows_without_an_entry_are_predicted_anew(tmp_path: Path) -> None:
     """Without the entry of its release a row runs on another stack: two sources gain what they are nearer by."""
     file = tmp_path / "training.csv"
     file.write_text("\n".join((HEADER, ROW.format("one", 9.0), ROW.format("two", 9.5))) + "\n")
-    chosen = [one for one in removals() if "fsdp2-2024" in one.name and one.name.startswith("framework")]
+    chosen = [one for one in removals() if "fsdp2-2024" in one.name and one.name.startswith("framework")][:1]
     (found,) = gains([str(file)], chosen)
     assert found.runs == 2 and set(found.sources) == {"one", "two"} and found.elsewhere is not None
 
