@@ -2,8 +2,9 @@
 
 `python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/*.csv` every row with its
 prediction. The second file is of frameworks that hardly another row is of, the third of laboratories that none is of,
-the fourth of mixtures of experts, the fifth of fine-tuning; then come servers, static batches and verification cards.
-Collectives of several laboratories lie beside them (collectives_unseen.csv), and in no line of the table.
+the fourth of mixtures of experts, the fifth of fine-tuning, the sixth of dense models; then come servers, static
+batches and verification cards. Collectives of several laboratories lie beside them (collectives_unseen.csv), and in no
+line of the table.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shardwise.measured import Comparison, errors_of
 FILES = tuple(
     HERE / "data" / "unseen" / f"{name}.csv"
     for name in (
-        *(f"training_unseen{one}" for one in ("", "_frameworks", "_labs", "_experts", "_tuning")),
+        *(f"training_unseen{one}" for one in ("", "_frameworks", "_labs", "_experts", "_tuning", "_dense")),
         *("inference_unseen", "inference_unseen_labs", "inference_unseen_cookbook"),
         "training_unseen_cards",
     )

@@ -90,7 +90,7 @@ def test_servers_of_a_laboratory_without_another_row_are_met_in_time_per_token()
 
     First tokens hold what the client of that benchmark adds, 100 ms and more, which nothing predicts.
     """
-    found = runs(FILES[5:6])
+    found = runs(FILES[6:7])
     assert all(row.status == "predicted" for row in found)
     _, median, _, inside = shares([row for row in found if row.metric == "tpot"])
     assert median < 0.2 and inside > 0.75
@@ -98,7 +98,7 @@ def test_servers_of_a_laboratory_without_another_row_are_met_in_time_per_token()
 
 def test_the_table_has_a_row_a_source_and_one_of_all() -> None:
     """Sources stand in the order of the files, memory and what a server is asked for apart."""
-    rows = runs((*FILES[1:3], *FILES[5:6]))
+    rows = runs((*FILES[1:3], *FILES[6:7]))
     lines = [*table(rows)]
     whole = ("step_time", "tokens_per_second_per_gpu", "flops_per_second_per_gpu")
     names = {(row.source, "" if row.metric in whole else row.metric) for row in rows}
