@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from accuracy.files import HERE
 from accuracy.unseen import FILES, runs, shares, table
 
 
+def of(*names: str) -> tuple[Path, ...]:
+    """Return the files of names."""
+    return tuple(one for one in FILES if one.stem in names)
+
+
 def test_runs_without_a_part_in_any_constant_are_met() -> None:
     """Half of them within 6 %, nine of ten within 20 %, and three of four inside their band; none is refused."""
-    found = runs(FILES[:1])
+    found = runs(of("training_unseen"))
     _, median, most, inside = shares(found)
     assert len(found) > 150 and all(row.status == "predicted" for row in found)
     assert (median < 0.06, most < 0.2, inside > 0.75) == (True, True, True)
@@ -16,7 +23,7 @@ def test_runs_without_a_part_in_any_constant_are_met() -> None:
 
 def test_frameworks_without_another_row_are_met_where_the_page_says_so() -> None:
     """FSDP2 on A100 within 5 %, nanotron's memory within 10 %, Paxml of 175 billion in 16 bits, IBM's FSDP1."""
-    found = runs(FILES[1:2])
+    found = runs(of("training_unseen_frameworks"))
     assert all(row.status == "predicted" for row in found)
     errors = {(row.case_id, row.metric): abs(row.relative_error or 0.0) for row in found}
     within = {
@@ -34,7 +41,7 @@ def test_frameworks_without_another_row_are_met_where_the_page_says_so() -> None
 
 def test_laboratories_without_another_row_are_met_where_the_page_says_so() -> None:
     """Cloud recipes within 7 %, whole fine-tuning under FSDP2 within 6 % of its memory, steps on H20 within 22 %."""
-    found = runs(FILES[2:3])
+    found = runs(of("training_unseen_labs"))
     assert len(found) > 60 and all(row.status == "predicted" for row in found)
     errors = [(row.case_id, row.metric, abs(row.relative_error or 0.0)) for row in found]
     for words, kind, most in (
@@ -50,7 +57,7 @@ def test_laboratories_without_another_row_are_met_where_the_page_says_so() -> No
 
 def test_mixtures_that_wait_for_their_host_are_met_where_the_page_says_so() -> None:
     """512 tokens a rank of B300 within 9 %, whatever the model and its stages, and Moonlight on H100 within 6."""
-    found = runs(FILES[3:4])
+    found = runs(of("training_unseen_experts"))
     assert len(found) > 50 and all(row.status == "predicted" for row in found)
     errors = [(row.case_id, row.metric, abs(row.relative_error or 0.0)) for row in found]
     for start, end, most, count in (
@@ -64,7 +71,7 @@ def test_mixtures_that_wait_for_their_host_are_met_where_the_page_says_so() -> N
 
 def test_recipes_of_mixtures_with_forced_balance_are_met_where_the_page_says_so() -> None:
     """NVIDIA's verification cards: half within 4 %, all but DeepSeek-V4-Flash within 16 %, on 8 to 1,024 devices."""
-    met = runs(FILES[7:8])
+    met = runs(of("training_unseen_cards"))
     assert len(met) == 38 and all(row.status == "predicted" for row in met)
     errors = sorted(
         abs(row.relative_error or 0.0)
@@ -90,7 +97,7 @@ def test_servers_of_a_laboratory_without_another_row_are_met_in_time_per_token()
 
     First tokens hold what the client of that benchmark adds, 100 ms and more, which nothing predicts.
     """
-    found = runs(FILES[6:7])
+    found = runs(of("inference_unseen"))
     assert all(row.status == "predicted" for row in found)
     _, median, _, inside = shares([row for row in found if row.metric == "tpot"])
     assert median < 0.2 and inside > 0.75
@@ -98,7 +105,7 @@ def test_servers_of_a_laboratory_without_another_row_are_met_in_time_per_token()
 
 def test_the_table_has_a_row_a_source_and_one_of_all() -> None:
     """Sources stand in the order of the files, memory and what a server is asked for apart."""
-    rows = runs((*FILES[1:3], *FILES[6:7]))
+    rows = runs(of("training_unseen_frameworks", "training_unseen_labs", "inference_unseen"))
     lines = [*table(rows)]
     whole = ("step_time", "tokens_per_second_per_gpu", "flops_per_second_per_gpu")
     names = {(row.source, "" if row.metric in whole else row.metric) for row in rows}

@@ -90,8 +90,8 @@ def unspread_row(products: str, family: str, engine: Engine, model: str) -> Expe
     """Return the row of narrow experts that are not spread over ranks, None where it is that of all others.
 
     >>> from shardwise.serving import find_engine
-    >>> rows = [unspread_row("fp8-block", family, find_engine("vllm"), "glm4_moe") for family in ("hopper", "blackwell")]
-    >>> [row is None for row in rows]
+    >>> families = "hopper", "blackwell"
+    >>> [unspread_row("fp8-block", one, find_engine("vllm"), "glm4_moe") is None for one in families]
     [False, True]
     """
     stated = _stated_row(products, family, engine, model, True) if products in _NARROW else None
