@@ -136,9 +136,9 @@ def load_prices(
     if case.draft:
         alone, read, *_ = _priced(replace(case, draft=None), sizes, len(counts), decoding)
         guessed = whole - cached - alone + read
-    beside = decoding if runs_as_prompts(case) else None
-    (prompts, flat), kept = _prompt_prices(case, sizes, len(counts), (policy, moments), beside), cached
-    if beside:
+    one_token = decoding if runs_as_prompts(case) else None
+    (prompts, flat), kept = _prompt_prices(case, sizes, len(counts), (policy, moments), one_token), cached
+    if one_token:
         kept = np.maximum(flat - prompts.start, cached)
     steps = _Steps(
         policy=policy, known=known, decode=whole, sampled=sampled, kept=kept + guessed,
@@ -288,9 +288,9 @@ def _prompt_prices(
     sizes: ServingSizes[Any],
     rows: int,
     loaded: tuple[Policy, LengthMoments],
-    beside: EngineStep[Any] | None,
+    one_token: EngineStep[Any] | None,
 ) -> tuple[PromptPrices, Any]:
-    """Return the prices of prompts of each layout, and what sequences `beside` them have of their own as prompts.
+    """Return the prices of prompts of each layout, and what sequences have of their own as prompts of `one_token`.
 
     The middle piece stands for all of a prompt that is cut. All steps with prompts are one column: its operators are
     made once.
@@ -311,8 +311,8 @@ def _prompt_prices(
     news, pasts = np.concatenate([tokens, [1.0], priced[0]]), np.concatenate([0 * tokens, [0.0], priced[1]])
     end, last, many = len(tokens), len(news), len(pieces)
     step: EngineStep[Any] = EngineStep(phase="prefill", sequences=np.ones(last), tokens=news, context=pasts)
-    joined = replace(step, **{n: np.concatenate([getattr(step, n), getattr(beside, n)]) for n in _STEP if beside})
-    seconds, cached, sampled, experts = _priced(launched_ahead(case), sizes, rows, joined)
+    more = {n: np.concatenate([getattr(step, n), getattr(one_token, n)]) for n in _STEP if one_token}
+    seconds, cached, sampled, experts = _priced(launched_ahead(case), sizes, rows, replace(step, **more))
     one = np.ones(1)
     shortest = EngineStep(phase="prefill", sequences=one, tokens=one, context=0 * one)
     launched = _priced(never_replayed(case), sizes, rows, shortest)[0]

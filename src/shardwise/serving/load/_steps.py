@@ -159,11 +159,11 @@ class StepTable:
         new = grid(min(step_tokens, self._ubatches.tokens or step_tokens), 4, 1)
         past = [0, *(n for n in grid(max(context, 256), 2, 1) if n >= 128)]
         mesh = np.meshgrid(np.array(new, float), np.array(past, float), indexing="ij")
-        beside = np.meshgrid(few, np.array(self._contexts, float), indexing="ij")
+        one_token = np.meshgrid(few, np.array(self._contexts, float), indexing="ij")
         steps = (
             (np.ones(len(tokens)), tokens, 0 * tokens),
             (np.ones(mesh[0].size), mesh[0].ravel(), mesh[1].ravel()),
-            (beside[0].ravel(), np.ones(beside[0].size), beside[1].ravel()),
+            (one_token[0].ravel(), np.ones(one_token[0].size), one_token[1].ravel()),
         )
         prices, flat, wide = _prices_of_prompts(launched_ahead(case), steps)
         # A step that is replayed has no host behind its device, as none of those launched ahead.
@@ -184,7 +184,7 @@ class StepTable:
             launched = self._start * self._ubatches.extra(every)
             self._linear = (self._by_ubatch(every, tokens, linear) + launched).tolist()
             self.experts = self._by_ubatch(every, tokens, prices.experts).tolist()
-        return wide.cached.reshape(beside[0].shape) - self._start
+        return wide.cached.reshape(one_token[0].shape) - self._start
 
     def _by_ubatch(self, every: Any, tokens: Any, seconds: Any) -> Any:
         """Return seconds of steps of so many tokens, from those of single ubatches."""
