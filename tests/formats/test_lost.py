@@ -15,7 +15,7 @@ from shardwise.formats import SYSTEMS, ExportCase, ImportContext, Imported, impo
 from shardwise.formats._exported import unsaid
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Plan, Serving, Settings, Training, find_stack, stack_names
+from shardwise.plans import Plan, Serving, Settings, Training, find_stack, sharding_stack, stack_names
 from shardwise.plans.fields import PLAN, SERVING, SETTINGS, TRAINING, Field
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.training import TrainingOptions, train
@@ -70,7 +70,7 @@ def case_of(target: str, **changed: Any) -> ExportCase:
     job = Training(**{"seq_len": 2048, "global_batch": 64} | own[Training])
     settings = replace(stack.settings, **own[Settings])
     cluster = Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
-    stack = replace(stack, settings=settings)
+    stack = replace(sharding_stack(stack, plan.sharding), settings=settings)
     return ExportCase(model=load_model("llama-3.1-8b"), cluster=cluster, plan=plan, job=job, stack=stack)
 
 
