@@ -221,7 +221,7 @@ def test_what_people_see_of_a_step_is_all_of_its_operators() -> None:
 def test_the_cache_is_what_the_start_up_of_the_engine_leaves() -> None:
     """`infer`, `serve` and vLLM's profile run agree on the cache; a search tells the engine its batch, and says so."""
     model, cluster = load_model("gpt-oss-120b"), Cluster.parse("h100-sxm-80gb")
-    job, other = Serving(input_tokens=1000, output_tokens=500), ServingOptions(engine="tensorrt-llm")
+    job, other = Serving(input_tokens=1000, output_tokens=500), ServingOptions(engine="sglang")
     report = infer(model, cluster, Plan(), job)
     load = Workload(input_tokens=Length(mean=1000), output_tokens=Length(mean=500), arrivals=Arrivals(rate=0.5))
     assert report.kv_cache_tokens == serve(model, cluster, Plan(), replace(load, count=100)).base.kv_cache_tokens
