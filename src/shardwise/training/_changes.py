@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shardwise.errors import InputError, Problem
 from shardwise.models import Model
-from shardwise.plans import Capabilities, Plan, Recompute, Stack, default_stack, find_base
+from shardwise.plans import Capabilities, Plan, Recompute, Stack, default_stack, find_base, sharding_stack
 from shardwise.plans.laws import every_nth, module_names, refusals
 from shardwise.plans.partition import with_stage_layers
 from shardwise.records import dataclass, replace
@@ -153,6 +153,8 @@ def changed_case(case: TrainingCase, changed: Plan, refused: Container[str]) -> 
     `case` is of the plan as it was, and `refused` are the fields that the framework refuses of it. Beside stated
     accumulation the batch that nobody stated follows, as it does where the change is typed.
     """
+    if changed.sharding != case.plan.sharding:
+        case = replace(case, stack=sharding_stack(case.stack, changed.sharding))
     plan = replace(changed, dp=0, sequence_parallel=_splits_sequence(case, changed))
     if len(plan.stage_layers) != plan.pp * plan.vpp:
         plan = replace(plan, stage_layers=())
