@@ -92,7 +92,7 @@ def test_experts_hide_under_the_schedules_under_which_they_do() -> None:
 @pytest.mark.parametrize("stack", ["torchtitan", "transformers"])
 def test_layouts_whose_tensors_differ_share_a_table(kind: str, stack: str) -> None:
     """Shards that pad single tensors are searched over layouts of which one has fewer of them."""
-    words = ("none" if stack == "transformers" else "zero1", "fsdp")
+    words = ("shard-grad-op" if stack == "transformers" else "zero1", "fsdp")
     grid = _rows(kind, replace(WIDE, sharding=words), devices=16, batch=24, layers=4, stack=stack)
     assert len(set(grid.base["layout"].tolist())) > 1
     assert _agreeing(grid, False, 2) >= 12

@@ -39,7 +39,11 @@ def grids_of(
         except InputError as error:
             wrong += error.problems
     if wrong and (stated or not grids):
-        raise InputError(dict.fromkeys(wrong))
+        # Runners that refuse the same may name other frameworks for it.
+        named = dict[tuple[str, str, str], Problem]()
+        for one in wrong:
+            named.setdefault((one.field, str(one.value), one.rule), one)
+        raise InputError(named.values())
     return tuple(grids)
 
 
