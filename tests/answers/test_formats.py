@@ -418,6 +418,14 @@ def test_an_export_is_asked_for_by_the_name_of_a_framework_or_of_an_engine() -> 
         assert run("export", named, *words[1:stack]).tree == run("export", *words).tree
 
 
+@pytest.mark.parametrize("name", ["unsloth", "ms-swift", "litgpt"])
+def test_a_framework_whose_files_nobody_writes_says_so(name: str) -> None:
+    """It is known, only not written: the remedy names what is, and where its memory and time are answered."""
+    done = run("export", name, "llama-3.2-1b", "--on", "1xh100", "--json")
+    assert (done.status, done.fields) == (2, ["target"])
+    assert f"--stack {name}" in done.err + done.out and "not a known choice" not in done.err + done.out
+
+
 def test_a_trainers_file_that_does_not_say_zero_is_refused_by_its_sharding() -> None:
     """What a trainer runs beside DeepSpeed is no other framework: its sharding is named, with one that is written."""
     words = ("llama-3.2-1b", "--adapter", "lora", "--on", "1xh100", "--sharding", "zero1", "--global-batch", "8")

@@ -14,7 +14,7 @@ from shardwise.answers._converters import fail
 from shardwise.answers._infer import ask as ask_batch
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
-from shardwise.errors import InputError
+from shardwise.errors import InputError, Problem
 from shardwise.formats import SERVERS, SYSTEMS
 from shardwise.plans import find_stack, stack_names
 from shardwise.plans.fields import SERVING, SETTINGS, TRAINING, Field
@@ -45,7 +45,11 @@ def with_target(words: list[str]) -> list[str]:
     from shardwise.serving import engine_names, find_engine
 
     named = words[0]
-    if named in stack_names() and (target := find_stack(named).runs.exporter):
+    if named in stack_names():
+        if not (target := find_stack(named).runs.exporter):
+            rule = f"is {find_stack(named).title}, whose files are not written"
+            remedy = f"use one of {', '.join(SYSTEMS)}, or `shardwise train --stack {named}` for its memory and time"
+            raise InputError([Problem("target", named, rule, remedy)])
         given = any(word.partition("=")[0] in ("--stack", "--config", "--from") for word in words)
         return [target, *words[1:], *([] if given else ["--stack", named])]
     if named in engine_names() and (target := find_engine(named).exporter):
