@@ -141,9 +141,8 @@ def kernels_of(
 ) -> EngineKernels:
     """Return the kernel constants of a family under an engine for GEMMs of a type or of a format.
 
-    Which kernel runs experts may hang on the family of models.
-
-    Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S.
+    Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S. The kernel of
+    experts depends on the family of models too, which `model` names.
     """
     families = constants().families
     table = families[family].experts or families["ada"].experts
