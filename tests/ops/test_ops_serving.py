@@ -92,6 +92,25 @@ def test_state_bytes_are_those_of_the_recurrence() -> None:
     assert one - edges == 2 * 4 * 80 * 64 * 128
 
 
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("mamba2-2.7b", 80 * 64 * 128),
+        ("qwen3-next-80b-a3b", 32 * 128 * 128),
+        ("kimi-linear-48b-a3b", 32 * 128 * 128),
+    ],
+)
+def test_prompts_run_a_recurrence_by_chunks_as_training_does(name: str, state: int) -> None:
+    """A prompt moves what training moves forward, in as many kernels, and the state; a token has one kernel."""
+    model = load_model(name)
+    m = next(m for b in model.layers for m in b.mixers if type(m).__name__ in ("Mamba2", "GatedDelta"))
+    train = mixing(layout({"B": 1, "S": 512, "activation_bytes": 2}), m, model.hidden)["scan"]
+    prompt = layout({"B": 1, "S": 512, "phase": "prefill", "activation_bytes": 2})
+    whole, one = (mixing(y, m, model.hidden)["scan"] for y in (prompt, decoding(512)))
+    assert whole.forward_bytes - train.forward_bytes == 2 * 4 * state
+    assert (whole.launches, one.launches) == (train.launches, 1)
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-2-9b"])
 def test_the_head_is_read_and_the_table_is_not(name: str) -> None:
     """Decode reads the output head's whole matrix, tied or not, and of the input table the rows of its tokens alone."""

@@ -106,10 +106,9 @@ def test_keys_and_values_of_latents_are_written_apart() -> None:
 @pytest.mark.parametrize("model", ["nemotron-3-nano-30b-a3b", "qwen3-next-80b-a3b"])
 def test_scans_of_training_hand_chunks_on_through_memory(model: str) -> None:
     """Chunked kernels move several times what goes in and out, backward more than twice as much as forward."""
-    (train,), (served,) = (named(model, "scan", layout(phase=phase)) for phase in ("train", "prefill"))
-    assert train.forward_bytes > 2 * served.forward_bytes
-    assert train.backward_bytes > 2 * train.forward_bytes
-    assert train.kernels > served.kernels == 1
+    (op,) = named(model, "scan", layout())
+    assert op.forward_bytes > 2 * (2 * op.output_bytes)
+    assert op.backward_bytes > 2 * op.forward_bytes
 
 
 def test_states_of_a_scan_cost_less_in_longer_chunks() -> None:

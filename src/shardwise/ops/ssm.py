@@ -27,8 +27,10 @@ class Scan(Generic[X]):
 
     `state` is of one sequence; serving reads it once a step whatever was seen before and writes it, in fp32 where it is
     `float_state` and in the engine's type else. `chunked` are the
-    bytes that the kernels of training move forward and backward where they hand on states and products of chunks
-    through memory, in so many kernels.
+    bytes that the kernels of training and of prompts move forward and backward where they hand on states and products
+    of chunks through memory, in so many kernels; engines run a prompt by the same ones (vLLM 0.33
+    model_executor/layers/fla/ops/chunk.py and mamba/ops/ssd_combined.py; SGLang 0.5.9 srt/layers/attention/fla/chunk.py
+    and mamba/ops/ssd_combined.py), a token by one that keeps the state to itself.
     """
 
     flops: X
@@ -50,15 +52,15 @@ def scan_op(
 ) -> Op[X]:
     """Return the operator of a recurrence; backward makes the states again (arXiv:2312.00752 section 3.3.2)."""
     zero = 0 * s.flops
-    train = y.work.phase == "train"
+    train, chunks = y.work.phase == "train", y.work.phase != "decode"
     # A step that verifies guesses writes a state after each of its tokens.
     written = y.work.S if y.work.phase == "decode" else 1
     kept = 0 * s.moved if train else (1 + written) * state_bytes(y, s.float_state) * y.work.B * s.state
     role: OpRole = "other" if train else "state"
-    ahead, back = s.chunked if s.chunked is not None and train else (s.moved, 3 * s.moved)
+    ahead, back = s.chunked if s.chunked is not None and chunks else (s.moved, 3 * s.moved)
     return Op(
         name=name, kind="scan", region=f"{REGION}.scan", flops=s.flops, forward_bytes=ahead + kept,
-        kernels=s.kernels if train else 1, backward_flops=3 * s.flops, backward_bytes=back, weight_flops=zero,
+        kernels=s.kernels if chunks else 1, backward_flops=3 * s.flops, backward_bytes=back, weight_flops=zero,
         weight_bytes=zero, rows=y.tokens,
         columns=zero + 1, inner=zero + 1, reads=reads, saves=saves, model_flops=s.model_flops, dtype=y.work.dtype,
         output_bytes=s.moved / 2, role="scan" if train and s.chunked is not None else role,
