@@ -220,6 +220,13 @@ def launches(case: ServingCase, ledger: StepLedger[X], roles: Iterable[OpRole] =
     return sum(times * count for times, count in zip((*case.model.kinds.values(), 1, 1), counts, strict=True))
 
 
+def _messages(case: ServingCase, sizes: ServingSizes[X], ledger: StepLedger[X]) -> X:
+    """Return the collectives of tensor-parallel ranks that a step starts, each a call from Python as a kernel is."""
+    counts = (sum(message.axis == "tp" for op in ops for message in op.forward) for _, ops in ledger.lines)
+    count = sum(times * count for times, count in zip((*case.model.kinds.values(), 1, 1), counts, strict=True))
+    return above(sizes.tp, 1, count + 0 * sizes.tp, 0 * sizes.tp)
+
+
 def _fused(case: ServingCase, op: Op[X]) -> bool:
     return op.role in case.engine.operators.fused
 
@@ -273,7 +280,7 @@ def _late(case: ServingCase, sizes: ServingSizes[X], ledger: StepLedger[X], devi
     # XLA, which TPUs need, compiles whole steps.
     if not each or case.efficiencies.ideal or case.cluster.device.vendor == "Google":
         return 0 * device
-    count = 0 * sizes.pp + launches(case, ledger)
+    count = 0 * sizes.pp + launches(case, ledger) + _messages(case, sizes, ledger)
     if ledger.step.phase == "prefill" and captures_prompts(case):
         # Graphs break at attention, which runs between their segments, each a launch of its own. Stages have none
         # unless they are told to, and of groups that share experts all replay or none does, which one without a
