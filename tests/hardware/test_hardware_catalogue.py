@@ -262,6 +262,7 @@ def test_public_names() -> None:
         "Tier",
         "build_cluster",
         "close_to",
+        "context_bytes",
         "device_names",
         "device_to_toml",
         "find_device",

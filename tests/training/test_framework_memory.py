@@ -11,7 +11,7 @@ import pytest
 
 from accuracy.arguments import blas_workspace
 from shardwise.formats.megatron import Launch, read_args
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, find_device
 from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
@@ -78,6 +78,43 @@ def test_the_environment_sizes_the_scratch_of_cublas() -> None:
     asked = Settings(blas_workspace_bytes=blas_workspace({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}))
     assert replace(find_stack("megatron"), settings=asked).workspace_bytes("ampere") == 68 * 2**20
     assert blas_workspace({}) == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "mebibytes"),
+    [
+        ("t4", 129),
+        ("p100-pcie-16gb", 317),
+        ("rtx-3090", 307),
+        ("rtx-a6000", 321),
+        ("v100-sxm-32gb", 387),
+        ("rtx-4090", 469),
+        ("a100-sxm-80gb", 502),
+        ("l40s", 524),
+        ("rtx-5090", 654),
+        ("h100-sxm-80gb", 666),
+        ("b200-sxm-180gb", 712),
+        ("mi300x", 461),
+    ],
+)
+def test_the_context_goes_with_the_threads_of_the_device(device: str, mebibytes: float) -> None:
+    """Out-of-memory messages have so much in use by a process outside PyTorch's allocator, in the median of each card.
+
+    Megatron-LM before PyTorch 1.13 had every kernel loaded besides, and XLA's runtime is outside the usable memory.
+    """
+    one = find_device(device).device
+    size = find_stack("pytorch").context_bytes(one)
+    assert size == pytest.approx(mebibytes * 2**20, rel=0.09)
+    assert find_stack("megatron-2021").context_bytes(one) == size + 3.8e8
+    assert find_stack("maxtext").context_bytes(one) == find_stack("pytorch-cpu").context_bytes(one) == 0
+
+
+def test_a_small_card_has_a_small_context() -> None:
+    """T4 shows under 0.2 GiB beside what a run of one process reserves, H100 0.6."""
+    job, plan = Training(seq_len=1024, global_batch=1, precision="fp16", adapter="lora"), Plan(micro_batch=1)
+    for device, gibibytes in (("t4", 0.13), ("h100-sxm-80gb", 0.61)):
+        report = train(Model.load("qwen2.5-0.5b"), Cluster.parse(device), plan, job, TrainingOptions(stack="trl"))
+        assert (report.device_bytes - report.reserved_bytes) / GIB == pytest.approx(gibibytes, abs=0.02)
 
 
 def test_the_gradient_of_the_table_takes_a_segment_of_its_own() -> None:

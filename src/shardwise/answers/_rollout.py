@@ -186,11 +186,11 @@ def phase_tree(report: TrainReport, rollout: Rollout | None, word: str) -> dict[
         rule = f"is no phase of {report.job.method}" + (" without rollout_prompt_tokens" if word == "rollout" else "")
         raise InputError([Problem("phase", word, rule, f"use one of {', '.join(phases) or '--method grpo'}")])
     one, case = phases[word], report.case
-    bytes_held, limit = one.peak_bytes, case.cluster.device.usable_memory_bytes
+    device, bytes_held = case.cluster.device, one.peak_bytes
     if word != "rollout":
         reserved = bytes_held * case.stack.reserved_over_allocated
-        bytes_held = float(device_bytes(case.stack, report.evaluation.sizes, reserved, case.workspace_bytes))
-    fits = rollout.fits if word == "rollout" and rollout else bytes_held <= limit
+        bytes_held = float(device_bytes(case.stack, device, report.evaluation.sizes, reserved, case.workspace_bytes))
+    fits = rollout.fits if word == "rollout" and rollout else bytes_held <= device.usable_memory_bytes
     return {
         "name": one.name,
         "seconds": one.seconds,

@@ -173,7 +173,9 @@ def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     bytes_of["temporaries"] += allocated - memory.peak
     bytes_of["allocator"] = reserved - allocated
     reserve = reserved_bytes(stack, memory)
-    shown = device_bytes(stack, report.evaluation.sizes, reserve, report.case.workspace_bytes)
+    shown = device_bytes(
+        stack, report.case.cluster.device, report.evaluation.sizes, reserve, report.case.workspace_bytes
+    )
     bytes_of["context"] = shown - reserved
     if memory.paged:
         bytes_of["optimizer"] += resident_pages(memory.paged, shown, report.case.cluster.device.usable_memory_bytes)

@@ -271,7 +271,8 @@ def peak_memory(record: Record, report: TrainReport) -> float:
     if kind in ("allocated", "active"):
         return max(float(m.peak) for m in stages) + scratch
     # Before it fails the allocator gives back what is free (CUDACachingAllocator.cpp release_cached_blocks).
-    room = report.case.cluster.device.usable_memory_bytes - stack.context_bytes
+    outside = report.device_bytes - report.reserved_bytes
+    room = report.case.cluster.device.usable_memory_bytes - outside
     reserved = max(reserved_within(stack, m, room) for m in stages) + scratch * stack.reserved_over_allocated
     if kept_mean(record) > 0:
         record.assume("the loss of the longest sample finds no room in what shorter ones have freed: reserved again")
@@ -280,7 +281,7 @@ def peak_memory(record: Record, report: TrainReport) -> float:
         return reserved
     if kind != "nvidia_smi":
         record.rule_value("memory_kind")
-    return max(report.device_bytes - report.reserved_bytes, stated_floor(record)) + reserved
+    return max(outside, stated_floor(record)) + reserved
 
 
 def reserved_within(stack: Stack, m: StageMemory[float], room: float) -> float:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from shardwise.errors import known_name
 from shardwise.files import own_table
+from shardwise.hardware import Device, context_bytes
 from shardwise.plans._capabilities import Capabilities, capabilities_of
 from shardwise.plans._jobs import Training
 from shardwise.plans._settings import LossKernel, Settings
@@ -270,7 +271,10 @@ class Stack:
     """Seconds of the host to quantise the rows of one expert in fewer than 16 bits and to launch one GEMM of it."""
 
     # Memory beside tensors
-    context_bytes: float
+    device_context: bool
+    """A process has a context on its device, within the memory that can be used."""
+    loaded_kernel_bytes: float
+    """Kernels that are loaded with their library, launched or not."""
     communicator_bytes: float
     reserved_over_allocated: float
     expandable_segments: bool
@@ -319,6 +323,10 @@ class Stack:
         if self.adapter_kernels == "sft":
             return job.method == "sft" and job.base != "int8"
         return self.adapter_kernels == "no dropout" and not job.adapter_dropout
+
+    def context_bytes(self, device: Device) -> float:
+        """Return the bytes that a process takes of a device outside its allocator, but for communicators."""
+        return context_bytes(device) + self.loaded_kernel_bytes if self.device_context else 0.0
 
     def workspace_bytes(self, family: str, grouped: bool = False, split: bool = False) -> float:
         """Return the bytes of scratch that GEMMs, grouped ones too, hold for the whole run on a device of a family.

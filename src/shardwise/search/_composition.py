@@ -219,7 +219,7 @@ class Composition:
         """Bytes on the host for a device, of optimizer state that may leave it, and those that it has to hold."""
         memory, stages = given.memory_of(case), given.stages
         reserved, workspace = reserved_of(case.stack, stages, memory), case.workspace_at(given.sizes.tp)
-        device = device_bytes(case.stack, given.sizes, reserved, workspace)
+        device = device_bytes(case.stack, case.cluster.device, given.sizes, reserved, workspace)
         return hosted_of(stages, memory), paged_of(stages, memory), device
 
     @cached_property
@@ -259,7 +259,9 @@ class Composition:
         states = [m.weights + m.gradients + m.optimizer for m in memory]
         least = tuple(replace(m, peak=one, fragmented=one) for m, one in zip(memory, states, strict=True))
         reserved = reserved_of(case.stack, self._flat.stages, least)
-        return device_bytes(case.stack, self._flat.sizes, reserved, case.workspace_at(self._flat.sizes.tp))
+        return device_bytes(
+            case.stack, case.cluster.device, self._flat.sizes, reserved, case.workspace_at(self._flat.sizes.tp)
+        )
 
     @cached_property
     def whole(self) -> Program:

@@ -332,7 +332,7 @@ def evaluate(
     parts = padded(case.recipe, sizes, tables.parts)
     memory = memory_of(case, sizes, parts, stages)
     reserved, paged = reserved_of(case.stack, stages, memory), paged_of(stages, memory)
-    device = device_bytes(case.stack, sizes, reserved, case.workspace_at(sizes.tp))
+    device = device_bytes(case.stack, case.cluster.device, sizes, reserved, case.workspace_at(sizes.tp))
     room = case.cluster.device.usable_memory_bytes
     moved = moved_pages(paged, device, room)
     job = step_job(case, parts, send_of(case, machine, sizes, tables.boundary_bytes))

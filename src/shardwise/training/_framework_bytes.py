@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.plans import Stack
@@ -253,8 +254,8 @@ def moved_pages(paged: X, other_bytes: X, room: float) -> X:
     return above(paged - resident_pages(paged, other_bytes, room), 0, paged, 0 * paged)
 
 
-def device_bytes(stack: Stack, sizes: PlanSizes[X], reserved: X, workspace: X | float) -> X:
+def device_bytes(stack: Stack, device: Device, sizes: PlanSizes[X], reserved: X, workspace: X | float) -> X:
     """Return the bytes that a device shows beside what is reserved: workspaces, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (sizes.tp, sizes.tp2, sizes.cp, sizes.pp, sizes.dp, sizes.ep))
-    shown = workspace * stack.reserved_over_allocated + stack.context_bytes + axes * stack.communicator_bytes
+    shown = workspace * stack.reserved_over_allocated + stack.context_bytes(device) + axes * stack.communicator_bytes
     return reserved + (shown + (stack.settings.misc_bytes + stack.settings.rollout_beside_bytes))
