@@ -14,9 +14,9 @@ from serving.serving_cases import ask
 from shardwise.cost import constants
 from shardwise.cost._kernels import kernel_costs
 from shardwise.errors import InputError
-from shardwise.hardware import Cluster, find_device
+from shardwise.hardware import Cluster, context_bytes, find_device
 from shardwise.models import load_model
-from shardwise.plans import Plan, Serving
+from shardwise.plans import Plan, Serving, find_stack
 from shardwise.serving._case import ServingQuestion, complete
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._engine import Engine, engine_names, engine_tables, find_engine
@@ -77,6 +77,16 @@ def test_a_word_that_no_policy_has_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("shardwise.serving._policy._policy_row", lambda name: {**_policy_row(name), "balance": "turns"})
     with pytest.raises(TypeError, match="balance"):
         policy_of("vllm", find_device("h100-sxm-80gb").device, 16, 8192)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "exllama"])
+def test_engines_and_trainers_have_the_same_context(engine: str) -> None:
+    """A process of either takes as much of a device; vLLM's budget starts when its context stands."""
+    for name in ("t4", "h100-sxm-80gb"):
+        device = find_device(name).device
+        served = [ask("qwen2.5-0.5b", JOB, Plan(), name, engine=find_engine(one)) for one in (engine, "vllm")]
+        assert served[0].memory.context == find_stack("pytorch").context_bytes(device)
+        assert served[1].memory.context < 0.4 * context_bytes(device)
 
 
 def test_an_older_version_takes_what_it_does_not_state_from_the_engine() -> None:

@@ -24,6 +24,8 @@ def context_bytes(device: Device) -> float:
 @cache
 def _context_bytes(vendor: str, name: str, cores: int) -> float:
     table = own_table(__file__, "context.toml")
+    if re.fullmatch(table["none"]["devices"], name):
+        return 0.0
     if vendor not in ("NVIDIA", "generic"):
         return float(table["other"]["bytes"])
     threads = next(count for pattern, count in table["threads"]["a_core"] if re.fullmatch(pattern, name))

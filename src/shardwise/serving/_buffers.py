@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Generic
 
+from shardwise import hardware
 from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.op import Op
@@ -18,7 +19,8 @@ from shardwise.serving._sizes import ServingSizes
 def context_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
     """Return bytes of the context, with what graphs of the engine's profile leave on a rank without communicators."""
     memory, cores, zero = case.engine.memory, case.cluster.device.cores, 0 * sizes.batch
-    driver = memory.context_bytes + memory.context_bytes_per_core * cores + case.job.misc_bytes
+    whole = hardware.context_bytes(case.cluster.device) if memory.device_context else 0.0
+    driver = memory.context_bytes + whole + memory.context_bytes_per_core * cores + case.job.misc_bytes
     left = zero
     if memory.profiles_graphs_on(case.cluster.device, _runs_v2(case)):
         ranks = maximum(sizes.tp, sizes.ep * sizes.etp) * sizes.pp

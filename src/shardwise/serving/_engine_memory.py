@@ -48,6 +48,8 @@ class EngineMemory:
     block_tokens: int
     context_bytes_per_core: float = 0.0
     """Bytes of the context for each core of the device."""
+    device_context: bool = False
+    """All of the device's context counts, where nothing is sized by what is free behind it."""
     profiled_graph_bytes_per_core: float = 0.0
     """Bytes for each core that graphs captured in its profile leave on a rank without communicators."""
     graph_bytes: float = 0.0
