@@ -176,3 +176,24 @@ def test_backward_of_an_eager_softmax_holds_its_fp32_steps(stack: str, types: tu
     narrow = width if stack.endswith("eager") and width < 4 else 0
     kept = sum(tensor.size_bytes for tensor in softmax.saves)
     assert kept + narrow * scores + softmax.transient_bytes == expected * scores
+
+
+@pytest.mark.parametrize(
+    ("stack", "types", "expected"),
+    [
+        ("transformers-eager", ("fp16", 2), ((2 + 2) + (2 + 2) + (2 + 4) + (4 + 2), (2 + 4) + 12 + (8 + 2) + (2 + 2))),
+        ("transformers-eager", ("bf16", 2), (20, (2 + 4) + 12 + (8 + 4) + (4 + 2) + (2 + 2))),
+        ("transformers-eager", ("fp32", 4), (3 * 8, 12 + (8 + 4) + 8)),
+        ("megatron-scores", ("bf16", 2), (2 + 2, 2 + 2 + 2)),
+    ],
+)
+def test_kernels_of_eager_attention_move_the_scores_one_by_one(
+    stack: str, types: tuple[str, int], expected: tuple[int, int]
+) -> None:
+    """Scale, mask, softmax and copies read and write each score, forward and backward; a fused softmax once."""
+    dtype, width = types
+    y = layout({"dtype": dtype, "activation_bytes": width}, stack)
+    core = AttentionCore(heads=8, kv_heads=8, key_dim=64, value_dim=64)
+    _, softmax, _ = unfused(y, core, tuple(y.activation(name, 8 * 64, "attention") for name in ("q", "k", "v")))
+    scores = y.tokens * 8 * 64
+    assert (softmax.forward_bytes / scores, softmax.backward_bytes / scores) == expected

@@ -48,10 +48,11 @@ def unfused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...])
     kept, probabilities, kernels = _softmax(y, core, scores)
     # Each kernel reads and writes the whole matrix: softmax, then dropout with its mask where there is one; backward
     # reads a gradient and what was kept, and writes a gradient, for each.
-    forward = 2 * y.a * scores + sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores)
-    backward = (
-        2 * y.a * scores + sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores) + kept[0].size_bytes
-    )
+    more = sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores)
+    forward, backward = 2 * y.a * scores + more, 2 * y.a * scores + more + kept[0].size_bytes
+    if y.stack.attention == "eager":
+        ahead_bytes, back_bytes = _eager_bytes(y)
+        forward, backward = ahead_bytes * scores + more, back_bytes * scores + more
     first = _product(y, "attention.scores", (T, keys_seen, core.key_dim + 0 * T), core.heads, (queries, keys))
     last = _product(y, "attention.context", (T, core.value_dim + 0 * T, keys_seen), core.heads, (probabilities, values))
     softmax = memory_op(
@@ -84,6 +85,21 @@ def _softmax(y: Layout[X], core: AttentionCore[X], scores: X) -> tuple[tuple[Ten
         kept.append(score_tensor("capped scores", y.a))
         kernels += 3
     return tuple(kept), probabilities, kernels
+
+
+def _eager_bytes(y: Layout[X]) -> tuple[int, int]:
+    """Return the bytes a score that transformers' eager attention moves between its GEMMs, forward and backward.
+
+    Forward scores are multiplied by the scale, the mask is added, the softmax writes fp32, and a copy has the type of
+    the queries (transformers 5.17 models/llama/modeling_llama.py eager_attention_forward; 4.40 LlamaAttention alike).
+    Backward the gradient is widened, multiplied by the softmax in a kernel of its own, goes through the softmax, is
+    narrowed (by the same kernel for fp16), and multiplied by the scale (`_made_back` has the sources). The mask of one
+    sequence serves all heads out of the cache.
+    """
+    a = y.a
+    copied = 4 + a if a < 4 else 0
+    narrowed = a - 4 if y.work.dtype == "fp16" else copied
+    return 2 * a + 2 * a + (a + 4) + copied, copied + 12 + (12 + narrowed) + 2 * a
 
 
 def _made_back(y: Layout[X]) -> int:
