@@ -103,6 +103,8 @@ def test_every_entry_has_a_source() -> None:
         ("automodel", {}, "none", "automodel-dense"),
         ("automodel", {"notes": "lora_targets=q; torch.compile"}, "none", "automodel-compiled"),
         ("automodel", {}, "gated", "automodel"),
+        ("pytorch", {"notes": "autocast; torch.compile"}, "none", "pytorch-compiled"),
+        ("pytorch", {"notes": "autocast; eager"}, "none", "pytorch"),
         ("megatron-bridge-2606", {}, "ungated", "megatron-bridge"),
     ],
 )
@@ -118,6 +120,7 @@ def test_cells_tell_the_variant_of_a_stack(stack: str, row: dict[str, str], expe
          "vocab-parallel-in-place"),
         ("megatron", {"notes": "fused cross entropy"}, "loss", "vocab-parallel-compiled"),
         ("fsdp2", {"notes": "chunked cross-entropy"}, "loss", "chunked"),
+        ("pytorch-compiled", {"framework": "lightning-thunder benchmark (plain PyTorch)"}, "loss", "eager"),
         ("fsdp2-compiled-loss", {"notes": "chunked loss"}, "loss", "compiled"),
         ("megatron", {"notes": "dispatcher HybridEP"}, "dispatch", "deduplicated"),
         ("automodel", {"notes": "TE + DeepEP; fake balanced gate"}, "dispatch", "in-turn"),

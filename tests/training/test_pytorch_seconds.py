@@ -160,6 +160,18 @@ def test_compiled_blocks_move_less_than_eager_ones() -> None:
     assert steps[0] < 0.95 * steps[2]
 
 
+def test_a_compiled_model_moves_and_keeps_less_than_an_eager_one() -> None:
+    """GPT-2 on one device under torch.compile: norms, activation and loss are fused, as nanoGPT has its model."""
+    plan, job = Plan(dp=1, micro_batch=12), Training(seq_len=1024, global_batch=12)
+    cluster = Cluster.parse("1xrtx-4090")
+    eager, compiled = (
+        train(load_model("gpt2"), cluster, plan, job, TrainingOptions(stack=find_stack(name)))
+        for name in ("pytorch", "pytorch-compiled")
+    )
+    assert compiled.step_seconds < 0.9 * eager.step_seconds
+    assert compiled.device_bytes < eager.device_bytes
+
+
 def test_input_gradients_that_wait_are_exposed() -> None:
     """Where both gradients are made before the first is reduced, its message hides behind nothing."""
     behind, beside = (ask("fsdp2", TENSOR, overlap_input_gradients=b).step_seconds for b in (False, True))
