@@ -38,12 +38,16 @@ def test_kernels_of_experts_share_what_they_do_not_state() -> None:
 
 
 def test_every_stored_kernel_of_experts_is_whole() -> None:
-    """No kernel of the stored constants lacks one of the form, its own or shared."""
+    """No kernel of the stored constants lacks one of the form, its own or shared.
+
+    Rows of experts without a token follow from an engine's source, and no table is searched for them.
+    """
+    form = {f.name for f in fields(ExpertsFit)} - {"empty_rows"}
     for table in stored().values():
         for types in table.get("experts", {}).values() if "devices" in table else ():
             for kernels in types.values():
                 for row in kernels.values():
-                    assert {f.name for f in fields(ExpertsFit)} <= row.keys()
+                    assert form <= row.keys()
 
 
 @pytest.mark.parametrize(

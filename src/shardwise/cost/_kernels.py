@@ -354,14 +354,15 @@ def experts_seconds(
     Kernels whose `tile_steps` are known run whole tiles, each of which reads a part of the weights again.
     """
     rows, columns, hit, n, k = shape
-    rate, ran = fit.compute * chip.flops, rows + fit.pad_rows * hit
+    laid_out = rows + fit.empty_rows * columns if fit.empty_rows else rows
+    rate, ran = fit.compute * chip.flops, laid_out + fit.pad_rows * hit
     if tiles is not None and fit.tile_steps:
         ran, weights = tiles.rows * tiles.count, (moved - 2 * rows * (n + k)) / maximum(hit, 1)
         moved = moved + fit.tile_reads * maximum(tiles.count - hit, 0) * weights
     longest = fit.chain_share * (2 * 64 * 128 * chip.cores * k / rate)
     worked = 2 * ran * n * k / rate + longest
     own = fit.start_seconds / 2 + fit.expert_seconds / 2 * hit + fit.walk_seconds / 2 * columns
-    own = own + fit.row_traffic * (2 * rows * (n + k)) / chip.bytes_per_second
+    own = own + fit.row_traffic * (2 * laid_out * (n + k)) / chip.bytes_per_second
     return blend(worked, moved / (fit.memory * chip.bytes_per_second), fit.sharpness) + own
 
 

@@ -222,6 +222,8 @@ class ExpertsFit:
     sharpness: float
     pad_rows: float
     """Rows by which those of an expert are padded in the mean."""
+    empty_rows: float = 0.0
+    """Rows that run beside those of tokens for each expert of the rank, whether it got a token or not."""
     expert_seconds: float
     """Seconds for each expert that got a token."""
     walk_seconds: float = 0.0

@@ -187,7 +187,10 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
     if op.dtype != costs.narrow_dtype or op.dtype not in (dtype for dtype, _ in costs.narrow):
         return fused(kernels.experts_wide, costs.experts_peak)
     seconds, alone = fused(kernels.experts_narrow, costs.narrow_peak), kernels.experts_unspread
-    return above(ranks, 1, seconds, fused(alone, costs.narrow_peak)) if alone else seconds
+    if alone is None:
+        return seconds
+    split = above(groups["tp"][-1], kernels.unspread_ranks - 1, fused(alone, costs.narrow_peak), seconds)
+    return above(ranks, 1, seconds, split)
 
 
 def _product(costs: EngineCostModel[X], op: Op[X]) -> X:

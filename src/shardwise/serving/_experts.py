@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from shardwise.cost import (
@@ -50,27 +50,34 @@ def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
     return max(fits, key=lambda row: row.rows)
 
 
-def _stated_row(
-    products: str, family: str, engine: Engine, model: str, unspread: bool = False
-) -> tuple[str, ExpertsFit] | None:
-    """Return the type and the row of the kernel that an engine runs for a family of models, None where none is stated.
+def _stated(products: str, family: str, engine: Engine, model: str, unspread: bool = False) -> Mapping[str, Any] | None:
+    """Return the entry of the kernel that an engine runs for a family of models, None where none is stated.
 
-    `unspread` asks for that of experts which are not spread over ranks.
+    `unspread` asks for that of experts which are not spread over ranks. An entry of some releases names all of them.
 
     >>> from shardwise.serving import find_engine
-    >>> _stated_row("bf16", "blackwell", find_engine("sglang"), "qwen3_moe") is None
+    >>> _stated("bf16", "blackwell", find_engine("sglang"), "qwen3_moe") is None
     True
     """
-    rows: Any = engine_tables().get("experts", ())
+    rows: Sequence[Mapping[str, Any]] = engine_tables().get("experts", ())
     own, chooses = (engine.kernels, family, products), engine.operators
     for one in rows:
         fits = own == (one["engine"], one["family"], one["weights"])
         asked = one.get("option", "") == chooses.experts_kernel
-        asked &= one.get("release", chooses.experts_release) == chooses.experts_release
+        asked &= chooses.experts_release in one.get("releases", (chooses.experts_release,))
         asked &= one.get("unspread", False) == unspread
         if fits and asked and re.fullmatch(one.get("models", ".*"), model):
-            return one["type"], constants().families[family].experts[one["measured_in"]][one["type"]][one["kernel"]]
+            return one
     return None
+
+
+def _stated_row(
+    products: str, family: str, engine: Engine, model: str, unspread: bool = False
+) -> tuple[str, ExpertsFit] | None:
+    """Return the type and the row of what is stated."""
+    one = _stated(products, family, engine, model, unspread)
+    experts = constants().families[family].experts
+    return (one["type"], experts[one["measured_in"]][one["type"]][one["kernel"]]) if one else None
 
 
 def wide_row(experts: _Experts, products: str, family: str, engine: Engine, model: str) -> tuple[str, ExpertsFit]:
@@ -86,16 +93,19 @@ def narrow_row(experts: _Experts, products: str, family: str, engine: Engine, mo
     return stated[1] if stated else _expert_row(experts, _NARROW.get(products, ("bf16",)))
 
 
-def unspread_row(products: str, family: str, engine: Engine, model: str) -> ExpertsFit | None:
-    """Return the row of narrow experts that are not spread over ranks, None where it is that of all others.
+def unspread_row(products: str, family: str, engine: Engine, model: str) -> tuple[ExpertsFit, float] | None:
+    """Return the row of narrow experts that are not spread over ranks, and ranks that split each from which it counts.
+
+    None where it is that of all others.
 
     >>> from shardwise.serving import find_engine
     >>> families = "hopper", "blackwell"
     >>> [unspread_row("fp8-block", one, find_engine("vllm"), "glm4_moe") is None for one in families]
     [False, True]
     """
-    stated = _stated_row(products, family, engine, model, True) if products in _NARROW else None
-    return stated[1] if stated else None
+    stated = _stated(products, family, engine, model, True) if products in _NARROW else None
+    row = _stated_row(products, family, engine, model, True)
+    return (row[1], float(stated.get("split_ranks", 1))) if stated and row else None
 
 
 def on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:

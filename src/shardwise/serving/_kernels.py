@@ -49,6 +49,8 @@ class EngineKernels:
     experts_narrow: ExpertsFit
     experts_unspread: ExpertsFit | None
     """The narrow ones that are not spread over ranks, None where they run as the others."""
+    unspread_ranks: float
+    """Ranks that split each expert from which on they run so; fewer run as the others."""
     experts_type: str
     all_reduce: EngineReduce | None
     """The engine's own all-reduce; None where that of NCCL stands."""
@@ -102,7 +104,7 @@ def thin_rows(family: str, untuned: bool = False) -> float:
 
 
 _WASTE = (
-    *("pad_rows", "chain_share", "row_traffic", "others_traffic", "tile_reads"),
+    *("pad_rows", "empty_rows", "chain_share", "row_traffic", "others_traffic", "tile_reads"),
     *("start_seconds", "expert_seconds", "walk_seconds", "mapped_seconds"),
 )
 
@@ -150,7 +152,7 @@ def kernels_of(
     decode, source = nearest_costs(device, engine.kernels, engine.attention.decode_family(family))
     kind, wide = wide_row(experts, products, family, engine, model)
     narrow = narrow_row(experts, products, family, engine, model)
-    alone = unspread_row(products, family, engine, model)
+    alone, least = unspread_row(products, family, engine, model) or (None, 1.0)
     own = engine.operators.custom_all_reduce and not (
         imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link
     )
@@ -162,6 +164,7 @@ def kernels_of(
         experts_wide=_imposed(on_device(wide, device, family), imposed),
         experts_narrow=_imposed(on_device(narrow, device, family), imposed),
         experts_unspread=alone and _imposed(on_device(alone, device, family), imposed),
+        unspread_ranks=least,
         experts_type="fp8" if kind.startswith("w4a8") else "",
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.attention.bytes_per_second_per_core
