@@ -135,6 +135,29 @@ def test_recipes_say_what_a_table_of_runs_leaves_out() -> None:
     assert documented(row["citation"], {**row, "notes": "origin=sweep"}) == ({}, "")
 
 
+@pytest.mark.parametrize(
+    ("cells", "citation", "layout"),
+    [
+        ({"device": "h100-sxm-80gb"}, "c4_tp4_ep4_1357", ("4", "4", "1")),
+        ({"device": "b300", "ep": "2", "attention_dp": "2"}, "fp8_agg_1024x1024_c512_cfg735", ("2", "2", "1")),
+        ({"device": "b300"}, "minimaxm2_5_b300_vllm_fp4_agg_1024x1024_c64_cfg729", ("4", "4", "1")),
+        ({"device": "b300"}, "minimaxm2_5_b300_vllm_fp4_agg_1024x1024_c512_cfg727", ("1", "4", "4")),
+        ({"device": "h200-sxm-141gb", "tp": "8", "ep": "1", "attention_dp": "1"}, "c4_tp8_ep1", ("8", "8", "1")),
+    ],
+)
+def test_layouts_of_a_benchmark_are_those_that_its_scripts_launch(
+    cells: dict[str, str], citation: str, layout: tuple[str, ...]
+) -> None:
+    """MiniMax-M2.5 ran in tensor and expert parallelism, with data-parallel attention where a script has it alone."""
+    row = {
+        "citation": f"aiconfigurator silicon_sample.csv id {citation}", "engine": "vllm", "engine_version": "0.18.0",
+        "serving_mode": "online", "model": "minimax-m2.5", "tp": "1", "ep": "4", "attention_dp": "4",
+        "weight_dtype": "nvfp4" if "fp4" in citation else "fp8_block", "notes": "",
+    } | cells  # fmt: skip
+    record = completed(Record(row))
+    assert tuple(record.text(name) for name in ("tp", "ep", "attention_dp")) == layout
+
+
 def test_a_quantity_that_its_source_says_is_another_one_is_refused() -> None:
     """What inference-perf prints a token is of chunks, which hold several."""
     row = {"citation": "kubernetes-sigs/inference-perf demos/kubecon-na-2025", "metric": "tpot", "notes": ""}
