@@ -7,12 +7,11 @@ first served then. Where throughput grows steeply with TPOT two runs are as far 
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from accuracy.published import KINDS
-from accuracy.within import shares
+from accuracy.within import along, shares
 from shardwise.measured import Record, read_table
 
 # What of a row says which deployment it is, its release and day left out.
@@ -56,10 +55,7 @@ def served_at(curve: Curve, tpot: float) -> float:
     """
     points = sorted(curve.values())
     after = next((i for i, (at, _) in enumerate(points) if at > tpot), len(points) - 1)
-    (low, few), (high, many) = points[max(after, 1) - 1], points[max(after, 1)]
-    if high <= low:
-        return few
-    return few * math.exp(math.log(many / few) * math.log(tpot / low) / math.log(high / low))
+    return along(tpot, points[max(after, 1) - 1], points[max(after, 1)])
 
 
 def ratios(files: Sequence[str], engine: str, same_release: bool) -> Iterator[float]:

@@ -4,6 +4,10 @@ For each row of a closed loop `plan infer` is asked for the most tokens a second
 the mean TTFT and TPOT that were measured there, clients and queues included. Rows are read as all predictions of
 published runs read them, with what their sources say elsewhere. `infer` is asked too for as many requests as were in
 flight: how far it is off there, raised to the elasticity of throughput over TPOT, is how far the search is off.
+
+A replica runs whole requests, so that of four in flight the search can find three or five, a quarter apart, and no
+error of TPOT is small enough to tell whether the limit holds four. What lies between whole requests is told beside it,
+as two measured runs are compared (accuracy.repeats).
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ MORE = 1.25
 class Within:
     """A deployment: requests in flight, tokens a second that were served, and that are found within its latencies.
 
+    `between` are those found where the mean number of requests need not be whole.
     `predicted` are those of as many requests as were in flight, whose TPOT is `tpot` times the measured one;
     `elasticity` by how much the logarithm of throughput grows with that of TPOT where a quarter more run.
     """
@@ -37,6 +42,7 @@ class Within:
     concurrency: int
     served: float
     found: float
+    between: float
     predicted: float
     tpot: float
     elasticity: float
@@ -49,6 +55,28 @@ class Within:
 
 def _only(value: int) -> IntRanges:
     return IntRanges(ranges=((value, value),))
+
+
+def along(tpot: float, low: tuple[float, float], high: tuple[float, float]) -> float:
+    """Return tokens a second at a TPOT on the line of logarithms through two pairs of TPOT and tokens a second.
+
+    >>> round(along(0.015, (0.01, 100.0), (0.02, 200.0)))
+    150
+    """
+    (first, few), (last, many) = low, high
+    if last <= first:
+        return few
+    return few * math.exp(math.log(many / few) * math.log(tpot / first) / math.log(last / first))
+
+
+def _between(case: Any, batch: int, ttft: float, tpot: float) -> float:
+    """Return tokens a second of a batch and a part of one more request, of which the mean TPOT is what was measured."""
+    one, more = (_asked(case, each) for each in (batch, batch + 1))
+    if one.request_ttft_seconds > ttft:
+        return 0.0
+    points = [(report.request_tpot_seconds, report.output_tokens_per_second) for report in (one, more)]
+    # Where one more keeps the limit another one binds: the cache, or the first token.
+    return points[0][1] if points[1][0] <= tpot else along(tpot, *points)
 
 
 def _elasticity(one: InferReport, more: InferReport) -> float:
@@ -74,6 +102,7 @@ def within(record: Record, context: Context, latencies: dict[str, float]) -> Wit
     return Within(
         case_id=record.text("case_id"), concurrency=flight, served=flight * made / (ttft + (made - 1) * tpot),
         found=found[0].output_tokens_per_second if found else 0.0,
+        between=_between(case, found[0].job.batch if found else 1, ttft, tpot),
         predicted=one.output_tokens_per_second * flight / (each * case.plan.dp),
         tpot=one.request_tpot_seconds / tpot, elasticity=_elasticity(one, more),
     )  # fmt: skip
@@ -113,7 +142,8 @@ def shares(ratios: Sequence[float]) -> str:
 def lines(found: Sequence[Within]) -> Iterator[str]:
     """Yield the median ratio and the share of rows between 0.8 and 1.25, of few and of many requests in flight.
 
-    Beside what is found stand throughput and TPOT of as many requests as were in flight, over the measured ones.
+    Beside what is found stand what is where the number of requests is not whole, and throughput and TPOT of as many
+    requests as were in flight, over the measured ones.
     """
     for word, some in (
         ("all", found),
@@ -123,5 +153,6 @@ def lines(found: Sequence[Within]) -> Iterator[str]:
         if some:
             steepness = quantile(sorted(one.elasticity for one in some), 0.5)
             yield f"{word:18s} {len(some):4d} rows, {shares([one.ratio for one in some])}"
+            yield f"  between requests:  {shares([one.between / one.served for one in some])}"
             yield f"  as many in flight: {shares([one.predicted / one.served for one in some])}"
             yield f"  their TPOT:        {shares([one.tpot for one in some])}, throughput as its power {steepness:.1f}"

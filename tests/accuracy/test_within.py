@@ -39,11 +39,28 @@ def test_rows_are_asked_with_what_their_source_documents(tmp_path: Path, monkeyp
     assert one.elasticity > 0
 
 
+def test_a_limit_of_its_own_latency_is_met_by_what_was_in_flight(tmp_path: Path) -> None:
+    """At the TPOT that `infer` predicts for 4 requests, and a thousandth below, 4 are between requests; 3 are whole."""
+    row = Record({**ROW, "concurrency": "4"})
+    tpot = within.within(row, Published(tmp_path), {"ttft": 9.0, "tpot": 0.01}).tpot * 0.01
+    one = within.within(row, Published(tmp_path), {"ttft": 9.0, "tpot": 0.999 * tpot})
+    served = one.predicted
+    assert one.found < 0.8 * served
+    assert one.between == pytest.approx(served, rel=0.05)
+    assert within.within(row, Published(tmp_path), {"ttft": 1e-4, "tpot": tpot}).between == 0
+
+
 def test_lines_count_what_lies_near() -> None:
     """Of two rows one is found within 0.8 to 1.25, and both are as predicted at what was in flight."""
-    near = within.Within(case_id="a", concurrency=4, served=100, found=110, predicted=95, tpot=1.05, elasticity=2)
-    far = within.Within(case_id="b", concurrency=4, served=100, found=150, predicted=105, tpot=0.9, elasticity=4)
-    first, second, third, *_ = within.lines([near, far])
+    near = within.Within(
+        case_id="a", concurrency=4, served=100, found=110, between=100, predicted=95, tpot=1.05, elasticity=2
+    )
+    far = within.Within(
+        case_id="b", concurrency=4, served=100, found=150, between=110, predicted=105, tpot=0.9, elasticity=4
+    )
+    first, second, third, fourth, *_ = within.lines([near, far])
     assert "0.8 to 1.25 in 50%" in first
+    assert second.startswith("  between requests")
     assert "0.8 to 1.25 in 100%" in second
-    assert third.endswith("throughput as its power 3.0")
+    assert "0.8 to 1.25 in 100%" in third
+    assert fourth.endswith("throughput as its power 3.0")
