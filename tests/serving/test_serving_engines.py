@@ -568,13 +568,14 @@ def test_sorting_a_vocabulary_takes_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(("device", "model", "least"), [
-    ("a100-sxm-80gb", "llama-3.1-8b", 2.5e-3), ("h100-sxm-80gb", "llama-3.1-8b", 0.0),
+    ("a100-sxm-80gb", "llama-3.1-8b", 7e-3), ("h100-sxm-80gb", "llama-3.1-8b", 0.0),
     ("a100-sxm-80gb", "deepseek-v2-lite", 0.0),
 ])  # fmt: skip
 def test_sequences_beside_prompts_run_their_kernel(device: str, model: str, least: float) -> None:
     """FlashAttention 2 shares no reads among the heads of a group, nor cuts caches, where a query has two tokens.
 
-    48 sequences of 670 tokens then take twice as long as alone; FlashAttention 3 and latent attention do not.
+    Each of 32 heads of 48 sequences of 670 tokens then has a tile of 64 rows, five more blocks of 128 keys of which
+    take 3.3 ms of 32 layers at the peak of A100; FlashAttention 3 and latent attention stay as they are.
     """
     engine = find_engine("vllm-2025")
     apart = replace(engine, attention=replace(engine.attention, beside_prompts=()))

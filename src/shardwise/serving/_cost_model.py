@@ -391,4 +391,6 @@ def _attention_kernels(case: ServingCase) -> AttentionKernels | None:
     widths = (case.activation_bytes, case.cache_element_bytes)
     older = engine.attention.decode_family(family_of(device))
     kernels = attention_kernels(device, engine.kernels, case.model, widths, engine.attention.mla_kernels, older)
+    if kernels and engine.attention.heads_apart:
+        return kernels.with_heads_apart()
     return kernels and with_narrow_cache(kernels, device, engine, case.model, case.format.base)

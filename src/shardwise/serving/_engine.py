@@ -218,6 +218,8 @@ class EngineAttention:
     """Bytes of the cache a second that a core reads there (0: as measured for the device)."""
     beside_prompts: tuple[str, ...] = ()
     """Families of devices on which every sequence of a step with prompts runs the kernel of prompts."""
+    heads_apart: bool = False
+    """The step has longer prompts too, so that each head of a sequence with one token fills a tile of its own."""
 
     def decode_family(self, family: str) -> str:
         """Return the family whose kernels over a cache run on devices of a family."""

@@ -123,6 +123,7 @@ def _shares(row: ExpertsFit, imposed: Efficiencies) -> tuple[tuple[float, float]
     return (imposed.compute, row.compute), (imposed.memory, row.memory)
 
 
+_PAGED_ROWS = 64
 _CHAINS = ("first_1k_tokens", "first_16k_tokens")
 
 
@@ -199,6 +200,17 @@ class SizedKernel:
     widened: float = 1.0
     late: float = 0.0
     peak: float = 1.0
+    whole_tiles: bool = False
+    """Tiles take all of their rows, whatever they hold."""
+
+    @property
+    def block_keys(self) -> int:
+        """Keys that a tile of FlashAttention 2 over a paged cache takes at a time, by the size of a head.
+
+        csrc/flash_attn/src/flash_fwd_launch_template.h, run_mha_fwd_splitkv_dispatch (kBlockN).
+        """
+        head = self.dims / 2
+        return 256 if head <= 64 else 128 if head <= 128 else 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,6 +225,11 @@ class AttentionKernels:
     cache_width: float
     width: float
     source: str
+
+    def with_heads_apart(self) -> AttentionKernels:
+        """Return the kernels for sequences of one token beside longer prompts: no tile holds several of their heads."""
+        apart = (replace(k, costs=replace(k.costs, packs="none"), whole_tiles=True) for k in self.prompt)
+        return replace(self, prompt=tuple(apart))
 
 
 def core_sizes(model: Model, decoding: bool) -> list[CoreSizes]:
@@ -289,13 +306,16 @@ def _prompt_parts(kernels: AttentionKernels, chip: Datasheet[X], op: Op[X], k: S
     each = op.rows / sequences
     share = heads_together(group, each, k.costs.packs)
     pairs = op.flops / (2 * op.inner)
+    seen = pairs / queries
     rows = minimum(TILE_ROWS / share + 0 * each, each)
-    longest = minimum(2 * pairs / queries, op.columns) + TILE_KEYS / 2
+    longest = minimum(2 * seen, op.columns) + TILE_KEYS / 2
+    if k.whole_tiles:
+        pairs = pairs + sequences * op.batch * _unfilled_pairs(each, seen, k)
     return tiled_parts(
         chip,
         PrefillTiles(
             tiles=sequences * op.batch / share * ceil(each * share / TILE_ROWS),
-            keys=minimum(longest, pairs / queries + (rows + TILE_KEYS) / 2),
+            keys=minimum(longest, seen + (rows + TILE_KEYS) / 2),
             longest=longest,
             pair_flops=2 * op.inner,
             pairs=pairs,
@@ -306,6 +326,16 @@ def _prompt_parts(kernels: AttentionKernels, chip: Datasheet[X], op: Op[X], k: S
             swapped=0 * pairs,
         ),
     )
+
+
+def _unfilled_pairs(each: X, keys: X, k: SizedKernel) -> X:
+    """Return the pairs of queries and keys that tiles of a sequence and head multiply for rows that hold no query.
+
+    FlashAttention 2 over a paged cache has tiles of 64 rows (the same, kBlockM). The first block of keys is in the
+    seconds of a wave: prompts of 16 to 64 tokens were measured, whose tiles have no other.
+    """
+    further = maximum(ceil(keys / k.block_keys) - 1, 0.0) * k.block_keys
+    return (ceil(each / _PAGED_ROWS) * _PAGED_ROWS - each) * further
 
 
 def cached_seconds(kernels: AttentionKernels, chip: Datasheet[X], op: Op[X]) -> X:

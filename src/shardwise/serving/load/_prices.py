@@ -24,6 +24,7 @@ from shardwise.serving.load._cycle_prices import PROMPTS, Added, CycleSteps, Pro
 from shardwise.serving.load._lockstep import Cycles
 from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._steps import (
+    beside_prompts,
     grid,
     launched_ahead,
     never_replayed,
@@ -293,7 +294,7 @@ def _prompt_prices(
     """Return the prices of prompts of each layout, and what sequences have of their own as prompts of `one_token`.
 
     The middle piece stands for all of a prompt that is cut. All steps with prompts are one column: its operators are
-    made once.
+    made once, but for those of one token beside longer ones.
     """
     policy, moments = loaded
     tokens = np.array(grid(policy.pass_tokens, 6, 8), float)
@@ -311,8 +312,7 @@ def _prompt_prices(
     news, pasts = np.concatenate([tokens, [1.0], priced[0]]), np.concatenate([0 * tokens, [0.0], priced[1]])
     end, last, many = len(tokens), len(news), len(pieces)
     step: EngineStep[Any] = EngineStep(phase="prefill", sequences=np.ones(last), tokens=news, context=pasts)
-    more = {n: np.concatenate([getattr(step, n), getattr(one_token, n)]) for n in _STEP if one_token}
-    seconds, cached, sampled, experts = _priced(launched_ahead(case), sizes, rows, replace(step, **more))
+    seconds, cached, sampled, experts = _priced(launched_ahead(case), sizes, rows, step)
     one = np.ones(1)
     shortest = EngineStep(phase="prefill", sequences=one, tokens=one, context=0 * one)
     launched = _priced(never_replayed(case), sizes, rows, shortest)[0]
@@ -330,7 +330,10 @@ def _prompt_prices(
         replayed=replayed_tokens(case),
         ubatches=cut,
     )
-    return prices, cached[:, last:]
+    if one_token is None:
+        return prices, None
+    beside = replace(one_token, phase="prefill")
+    return prices, _priced(launched_ahead(beside_prompts(case)), sizes, rows, beside)[1]
 
 
 def _whole_pieces(cut: Ubatches, sizes: Any, attention: Any, start: Any) -> Any:

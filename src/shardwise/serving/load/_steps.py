@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from shardwise.arrays import np
 from shardwise.cost import family_of
+from shardwise.models import Attention
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
@@ -29,6 +30,8 @@ from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving._step import decode_cost, replayed_tokens, step_cost
 from shardwise.serving.load._ubatches import ubatches_of
 
+# The largest head of FlashAttention 2.
+_FLASH_HEAD = 256
 StepPhase = Literal["prefill", "decode"]
 
 
@@ -86,9 +89,23 @@ def _prices_of_prompts(case: ServingCase, steps: Sequence[tuple[Any, Any, Any]])
 
 
 def runs_as_prompts(case: ServingCase) -> bool:
-    """Return whether sequences that decode beside prompts run the kernel of prompts, each as one of a single token."""
-    plain = all(mixer.attends and not mixer.latent for block in case.model.kinds for mixer in block.mixers)
-    return plain and family_of(case.cluster.device) in case.engine.attention.beside_prompts
+    """Return whether sequences that decode beside prompts run the kernel of prompts, each as one of a single token.
+
+    That is FlashAttention 2. Heads of more than 256 elements, sinks and caches of 8 bits go to other kernels, which
+    split a step or let heads share what they read (github.com/vllm-project/vllm v0.33.0
+    vllm/v1/attention/backends/flash_attn.py, supports_head_size, supports_sink and supports_kv_cache_dtype;
+    vllm/platforms/cuda.py, _get_backend_priorities: FlashInfer, then Triton).
+    """
+    mixers = [mixer for block in case.model.kinds for mixer in block.mixers]
+    if family_of(case.cluster.device) not in case.engine.attention.beside_prompts or case.cache_element_bytes < 2:
+        return False
+    return all(isinstance(one, Attention) and not one.sinks and one.head_dim <= _FLASH_HEAD for one in mixers)
+
+
+def beside_prompts(case: ServingCase) -> ServingCase:
+    """Return a case whose prompts of one token run beside longer ones (`runs_as_prompts`)."""
+    attention = replace(case.engine.attention, heads_apart=True)
+    return replace(case, engine=replace(case.engine, attention=attention))
 
 
 def never_replayed(case: ServingCase) -> ServingCase:
@@ -163,9 +180,8 @@ class StepTable:
         steps = (
             (np.ones(len(tokens)), tokens, 0 * tokens),
             (np.ones(mesh[0].size), mesh[0].ravel(), mesh[1].ravel()),
-            (one_token[0].ravel(), np.ones(one_token[0].size), one_token[1].ravel()),
         )
-        prices, flat, wide = _prices_of_prompts(launched_ahead(case), steps)
+        prices, flat = _prices_of_prompts(launched_ahead(case), steps)
         # A step that is replayed has no host behind its device, as none of those launched ahead.
         self._least = float(prices.seconds[0]) if self._replayed else self._launched
         every = np.arange(step_tokens + self.max_sequences * self.verified + 1)
@@ -184,6 +200,10 @@ class StepTable:
             launched = self._start * self._ubatches.extra(every)
             self._linear = (self._by_ubatch(every, tokens, linear) + launched).tolist()
             self.experts = self._by_ubatch(every, tokens, prices.experts).tolist()
+        if not len(few):
+            return few
+        counts, at = one_token[0].ravel(), one_token[1].ravel()
+        wide = _prices(launched_ahead(beside_prompts(case)), "prefill", counts, np.ones(len(counts)), at)
         return wide.cached.reshape(one_token[0].shape) - self._start
 
     def _by_ubatch(self, every: Any, tokens: Any, seconds: Any) -> Any:
