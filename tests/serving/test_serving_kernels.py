@@ -150,6 +150,26 @@ def test_products_that_widen_weights_start_as_the_tables_of_such_kernels(weights
     assert step(mine, weights, "h100-sxm-80gb") == step(plain, weights, "h100-sxm-80gb")
 
 
+@pytest.mark.parametrize(
+    ("device", "weights", "widens"),
+    [
+        ("l4", "fp8-block", True),
+        ("l40s", "fp8-block", True),
+        ("l40s", "fp8", False),
+        ("h100-sxm-80gb", "fp8-block", False),
+    ],
+)
+def test_blocks_of_8_bits_are_widened_on_ada(device: str, weights: str, widens: bool) -> None:
+    """Since 0.29 vLLM runs FP8 in blocks in Marlin on Ada, in 16 bits: prompts take longer, decode steps no more."""
+    job = Serving(batch=1, input_tokens=4096, output_tokens=16, weights=weights)
+    older, newer = (ask("qwen3-8b", job, Plan(), device, engine=name) for name in ("vllm-0.28", "vllm-0.32"))
+    if not widens:
+        assert newer.ttft_seconds == pytest.approx(older.ttft_seconds)
+        return
+    assert newer.ttft_seconds > 1.3 * older.ttft_seconds
+    assert newer.tpot_seconds < older.tpot_seconds
+
+
 def test_experts_of_4_bits_take_the_kernel_that_an_engine_was_measured_with() -> None:
     """On Blackwell gpt-oss has kernels of 8-bit inputs, int4 on Hopper Marlin's, on A100 those of 16 bits."""
     for name, family, engine, kind, weights in (

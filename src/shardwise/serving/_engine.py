@@ -174,8 +174,14 @@ class EngineQuantisation:
     """Types of inputs that kernels of their own quantise."""
     weight_only_kernels: bool = False
     """Whether GEMMs that widen weights themselves cost what the tables of such kernels have."""
+    widened_formats: tuple[tuple[str, str], ...] = ()
+    """Formats whose linear layers widen weights in a kernel on devices that have their rate: (format, family)."""
     fp8_cache_elements_per_core: float = 0.0
     """Elements a second that a core widens from 8-bit floats without an instruction for it (0: as fast as it reads)."""
+
+    def widens(self, form: WeightFormat, family: str) -> bool:
+        """Return whether linear layers in a format multiply in 16 bits where a family of devices could in fewer."""
+        return (form.kind, family) in self.widened_formats
 
     def experts_of(self, form: WeightFormat, family: str) -> WeightFormat:
         """Return a format of experts alone as the engine keeps it on a family of devices."""

@@ -66,7 +66,8 @@ def weight_only_rates(case: ServingCase, wide: Rates[X]) -> dict[str, Rates[X]]:
     """Return the rates of 16-bit GEMMs whose kernels widen narrow weights, by format, where such were measured.
 
     Arithmetic stays that of `wide`: no kernel multiplies faster for what it does beside that, and the tables of these
-    do not say what the power limit takes from long ones.
+    do not say what the power limit takes from long ones. Formats that an engine widens on devices with a rate for
+    them (`widened_formats`) have these rates, too; where no such kernel was measured they are those of 16-bit weights.
     """
     device, wanted, rows = case.cluster.device, case.efficiencies, constants().families[wide.family].matmul
     if not case.engine.quantisation.weight_only_kernels:
@@ -74,7 +75,10 @@ def weight_only_rates(case: ServingCase, wide: Rates[X]) -> dict[str, Rates[X]]:
     rates = {}
     for form in case.format.narrow:
         row = rows.get("int8_wo" if form.bits >= 8 else "int4_wo")
-        if row and form.bits < 16 and type_of(case, form) == case.dtype:
+        widens = case.engine.quantisation.widens(form, wide.family)
+        if widens and not row:
+            rates[form.name] = wide
+        elif row and form.bits < 16 and (widens or type_of(case, form) == case.dtype):
             products = gemm_rates(device, case.dtype, row, wanted)
             own: Any = replace(wide, **{one.name: getattr(products, one.name) for one in fields(products)})
             own = replace(own, matmul_flops=wide.matmul_flops)
