@@ -44,6 +44,7 @@ from shardwise.serving._kernels import (
     prompt_seconds,
 )
 from shardwise.serving._narrow_cache import with_narrow_cache
+from shardwise.serving._picked import PickedKernel, choosing_seconds, picked_kernel, picked_seconds, with_picked
 from shardwise.serving._rates import (
     engine_rates,
     fp4_gains,
@@ -95,6 +96,7 @@ class EngineCostModel(CostModel[X]):
     weight_only: tuple[tuple[str, Rates[X]], ...] = ()
     """Rates of 16-bit GEMMs whose kernels widen weights, by the format of these, where such kernels were measured."""
     attention: AttentionKernels | None = None
+    picked: PickedKernel | None = None
     processor: EngineCostModel[X] | None = None
     """The host's processor, where it runs a part of the model."""
 
@@ -313,6 +315,11 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
         if costs.engine.quantisation.activation_bytes > 2 and op.kind == "memory":
             wider = (costs.engine.quantisation.activation_bytes / 2 - 1) * op.forward_bytes
             seconds = seconds + wider / (costs.rates.memory_bytes * costs.kernels.cached_rate)
+    if costs.picked and op.kind == "attention":
+        walked = picked_seconds(costs.picked, (costs.peak, costs.cores), costs.rates.memory_start, op)
+        seconds = with_picked(costs.picked, costs.decoding, walked, op, seconds)
+    if op.role == "indexer":
+        seconds = seconds + choosing_seconds(costs.engine, costs.decoding, (costs.rates.memory_start, costs.cores), op)
     return named(seconds, op.name)
 
 
@@ -354,6 +361,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         weight_only=tuple(weight_only_rates(case, wide).items()),
         format=case.format,
         attention=_attention_kernels(case),
+        picked=picked_kernel(case),
         processor=_host_costs(case, sizes),
     )
 

@@ -222,6 +222,14 @@ class EngineAttention:
     """Small kernels that attention over a cache starts as, where these are measured (0: as the measured kernels do)."""
     bytes_per_second_per_core: float = 0.0
     """Bytes of the cache a second that a core reads there (0: as measured for the device)."""
+    picked: tuple[tuple[str, str, str], ...] = ()
+    """Kernels of latents that an indexer picks: families of devices, "wide" or "narrow" caches, [picked_latents]."""
+    picked_prompts_above: int = -1
+    """Keys of a prompt beyond which it runs in them too (below 0: prompts run in others)."""
+    indexer_kernels: int = 0
+    """Small kernels of an indexer beside those of the ledger: rotations, copies, quantisation, the choice itself."""
+    pick_key_seconds: float = 0.0
+    """Seconds in which one core chooses among the scores of a token, a key (0: all cores choose)."""
     beside_prompts: tuple[str, ...] = ()
     """Families of devices on which every sequence of a step with prompts runs the kernel of prompts."""
     heads_apart: bool = False

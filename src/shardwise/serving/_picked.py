@@ -1,0 +1,79 @@
+"""Attention over the latents that an indexer picks (DeepSeek-V3.2), in kernels that pad heads and walk every pick."""
+
+from __future__ import annotations
+
+import re
+
+from shardwise.cost import family_of
+from shardwise.ledger.number import X, above, ceil, maximum
+from shardwise.ledger.op import Op
+from shardwise.records import dataclass
+from shardwise.serving._case import ServingCase
+from shardwise.serving._engine import Engine, engine_tables
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PickedKernel:
+    """A kernel of sparse attention over latents: heads of queries are padded to a multiple of `heads`.
+
+    `cores` walk the picks of a query and so many heads one after another (0: all cores of the device share them), at
+    `share` of the peak of 16 bits; a head takes `head_flops` for all picks, those beyond the context among them.
+    Prompts of more than `prompts_above` keys run in it too (below 0: none).
+    """
+
+    heads: float
+    cores: float
+    share: float
+    head_flops: float
+    prompts_above: float
+
+
+def picked_kernel(case: ServingCase) -> PickedKernel | None:
+    """Return the kernel of picked latents that an engine runs for a model on a device, None where it runs others."""
+    wanted, engine, family = case.efficiencies, case.engine, family_of(case.cluster.device)
+    if wanted.ideal or wanted.compute or wanted.memory:
+        return None
+    every = ((mixer.core(True), mixer.cost_breakpoints()) for block in case.model.kinds for mixer in block.mixers)
+    latents = ((core, most) for core, most in every if core and core.kind == "latent_decode" and most)
+    width = "narrow" if case.cache_element_bytes < 2 else "wide"
+    name = next((k for families, w, k in engine.attention.picked if w == width and re.fullmatch(families, family)), "")
+    core, picks = next(latents, (None, ()))
+    if core is None or not name:
+        return None
+    row = engine_tables()["picked_latents"][name]
+    return PickedKernel(
+        heads=float(row["heads"][family]),
+        cores=float(row["cores"][family]),
+        share=float(row["share"][family]),
+        head_flops=2.0 * max(picks) * core.elements,
+        prompts_above=float(engine.attention.picked_prompts_above),
+    )
+
+
+def picked_seconds(kernel: PickedKernel, chip: tuple[X, float], start: X, op: Op[X]) -> X:
+    """Return seconds of attention over what is picked: `chip` is the peak of the device and its cores."""
+    peak, cores = chip
+    tiles = op.rows * ceil(op.batch / kernel.heads)
+    each = kernel.heads * kernel.head_flops / (kernel.share * peak)
+    if not kernel.cores:
+        return tiles * each + start
+    waves = ceil(tiles * kernel.cores / cores)
+    return waves * each * cores / kernel.cores + start
+
+
+def with_picked(kernel: PickedKernel | None, decoding: bool, walked: X, op: Op[X], seconds: X) -> X:
+    """Return seconds of attention, where `walked` are those of the kernel of picked latents."""
+    if kernel is None or op.role != "attention":
+        return seconds
+    if decoding:
+        return maximum(seconds, walked)
+    return above(op.columns, kernel.prompts_above, walked, seconds) if kernel.prompts_above >= 0 else seconds
+
+
+def choosing_seconds(engine: Engine, decoding: bool, starts: tuple[X, float], op: Op[X]) -> X:
+    """Return seconds of an indexer beside its scores: `starts` are those of a small kernel, and the device's cores."""
+    small, cores = starts
+    seconds = engine.attention.indexer_kernels * small
+    if not (decoding and engine.attention.pick_key_seconds):
+        return seconds
+    return seconds + engine.attention.pick_key_seconds * op.columns * ceil(op.rows / cores)

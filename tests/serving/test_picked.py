@@ -1,0 +1,82 @@
+"""Attention over what an indexer picks: padded heads, few cores, and the small kernels around it."""
+
+from __future__ import annotations
+
+import pytest
+
+from serving.serving_cases import ask
+from shardwise.cost import Efficiencies
+from shardwise.plans import Plan, Serving
+from shardwise.serving import InferReport
+from shardwise.serving._picked import picked_kernel
+
+
+def served(engine: str, on: str = "h200-sxm-141gb", **job: object) -> InferReport:
+    """DeepSeek-V3.2 on eight devices."""
+    job = {"batch": 1, "input_tokens": 2048, "output_tokens": 64, "weights": "fp8-block", **job}
+    return ask("deepseek-v3.2", Serving(**job), Plan(tp=8), on, engine=engine)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("engine", "on", "cache", "heads", "cores"),
+    [
+        ("vllm-2025", "h200-sxm-141gb", "", 64, 1),
+        ("vllm-2025", "b200-sxm-180gb", "", 128, 2),
+        ("vllm-0.17", "h200-sxm-141gb", "", 64, 1),
+        ("sglang-0.5.7", "b200-sxm-180gb", "fp8", 128, 0),
+    ],
+)
+def test_heads_are_padded_by_release_and_device(engine: str, on: str, cache: str, heads: int, cores: int) -> None:
+    """FlashMLA's kernels take 64 query heads on Hopper and 128 on Blackwell; those for 8-bit caches cut the picks."""
+    kernel = picked_kernel(served(engine, on, kv_cache=cache).case)
+    assert kernel and (kernel.heads, kernel.cores) == (heads, cores)
+    assert kernel.head_flops == 2 * 2048 * (512 + 64 + 512)
+
+
+@pytest.mark.parametrize(
+    ("engine", "on", "cache"),
+    [
+        ("vllm", "b200-sxm-180gb", ""),
+        ("vllm-0.17", "b200-sxm-180gb", ""),
+        ("sglang-0.5.7", "h200-sxm-141gb", ""),
+        ("sglang-0.5.13-trtllm-dsa", "b200-sxm-180gb", "fp8"),
+        ("vllm-2025", "mi300x", ""),
+    ],
+)
+def test_others_run_kernels_without_padding(engine: str, on: str, cache: str) -> None:
+    """FlashInfer's and TensorRT-LLM's take heads as they are, FlashAttention 3 SGLang's 16-bit cache on Hopper."""
+    assert picked_kernel(served(engine, on, kv_cache=cache).case) is None
+
+
+def test_only_picked_latents_are_walked() -> None:
+    """A model without an indexer runs no such kernel, and neither do imposed efficiencies."""
+    dense = ask("deepseek-v3", Serving(weights="fp8-block"), Plan(tp=8), "h200-sxm-141gb", engine="vllm-2025")
+    ideal = ask(
+        "deepseek-v3.2", Serving(weights="fp8-block"), Plan(tp=8), "h200-sxm-141gb", engine="vllm-2025",
+        efficiencies=Efficiencies(ideal=True),
+    )  # fmt: skip
+    assert picked_kernel(dense.case) is None
+    assert picked_kernel(ideal.case) is None
+
+
+def test_one_core_walks_all_picks_of_a_token() -> None:
+    """A token of 64 padded heads takes 285 MFLOP of one of 78 cores at 0.647 of H20's 148 TFLOP/s: 233 us a layer."""
+    attention, full, more = (
+        served("vllm-2025", "h20", batch=batch).evaluation.decode.operators["attention"] / 61 for batch in (1, 78, 156)
+    )
+    walked = 64 * 2 * 2048 * 1088 / (0.647 * 148e12 / 78)
+    assert attention == pytest.approx(walked, rel=0.02)
+    # Fewer tokens than cores take as long as one, twice as many as cores twice as long.
+    assert full == pytest.approx(attention, rel=0.001)
+    assert more == pytest.approx(attention + walked, rel=0.001)
+
+
+def test_small_kernels_of_an_indexer_and_the_choice_take_time() -> None:
+    """Ten in vLLM, seventeen in SGLang before 0.5.14; before 0.18 one core chose among all keys."""
+    long = {"input_tokens": 131072, "output_tokens": 2}
+    old, new = (served(name, on="b200-sxm-180gb", **long) for name in ("vllm-0.17", "vllm-0.19"))
+    chosen = old.evaluation.decode.operators["indexer.scores"] - new.evaluation.decode.operators["indexer.scores"]
+    assert chosen / 61 == pytest.approx(131072 * 3.5e-10, rel=0.01)
+    few, many = (served(name, kv_cache="") for name in ("sglang", "sglang-0.5.13"))
+    beside = many.evaluation.decode.operators["indexer.scores"] - few.evaluation.decode.operators["indexer.scores"]
+    assert beside / 61 == pytest.approx((17 - 6) * 2.2e-6, rel=0.01)
