@@ -27,6 +27,7 @@ from shardwise.measured import (
     validate,
 )
 from shardwise.measured._context import network_bytes_per_second, used_domain
+from shardwise.measured._record import words
 from shardwise.measured._run import kind_of
 from shardwise.models import load_model
 from shardwise.ops import train_flops
@@ -631,3 +632,9 @@ def test_a_mesh_in_the_notes_says_the_degree_that_a_row_leaves_blank(tmp_path: P
     for tp, notes, degree in (("", "ici_fsdp=2 ici_tensor=4", 4), ("", "ici_tensor=?", 1), ("2", "ici_tensor=4", 2)):
         found = TrainingRows().predict(Record(row | {"tp": tp, "notes": notes}), Context(tmp_path))
         assert found.report.plan.tp == degree
+
+
+@pytest.mark.parametrize("word", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
+def test_rows_name_the_formats_of_gguf(word: str) -> None:
+    """Every format of blocks of 32 that llama.cpp's files have is a word of rows, as it is one of `--weights`."""
+    assert words("weights")[word] == word
