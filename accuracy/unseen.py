@@ -22,7 +22,7 @@ FILES = tuple(
     HERE / "data" / "unseen" / f"{name}.csv"
     for name in (
         *(f"training_unseen{one}" for one in ("", "_frameworks", "_labs", "_experts", "_tuning", "_dense")),
-        *("inference_unseen", "inference_unseen_labs", "inference_unseen_cookbook"),
+        *(f"inference_unseen{one}" for one in ("", "_labs", "_cookbook", "_steps")),
         "training_unseen_cards",
     )
 )
