@@ -372,6 +372,33 @@ def test_kernels_that_send_a_token_once_take_what_was_measured(
         assert sent * copy / seconds == pytest.approx(measured, rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("device", "ranks", "value_bytes", "choices", "microseconds"),
+    [
+        ("mi300x", 8, 2, 6, 838.69 - 129.57),
+        ("mi300x", 8, 2, 16, 1328.92 - 192.79),
+        ("mi300x", 8, 2, 8, 924.08 - 133.8),
+        ("mi355x", 8, 2, 6, 725.51 - 117.38),
+        ("mi355x", 8, 2, 16, 1150.08 - 174.6),
+        ("mi355x", 8, 2, 8, 739.94 - 107.88),
+        ("mi355x", 8, 1, 8, 463.88 - 88.61),
+        # Four of a mesh have three links each, and not seven.
+        ("mi300x", 4, 2, 8, 1353.17 * 7 / 8),
+    ],
+)
+def test_kernels_of_a_mesh_send_a_token_once_too(
+    device: str, ranks: int, value_bytes: int, choices: int, microseconds: float
+) -> None:
+    """MORI-EP's tables: 3,584 tokens of 7,168 more, dispatch but for the third, sixth and last, which are combine."""
+    link = network_of(Cluster.parse(f"8x{device}"), Efficiencies()).links[0]
+    kernel = replace(link.wire("all_to_all"), start_seconds=0.0, step_seconds=0.0)
+    links = Network(links=(replace(link, collectives={"all_to_all": kernel}),))
+    copy = 7168.0 * value_bytes
+    one = Copies(fanout=choices, copy_bytes=copy, beside_bytes=0.0)
+    seconds = collective_seconds(links, "all_to_all", 3584 * choices * copy, (ranks,), one)
+    assert seconds * 1e6 == pytest.approx(microseconds, rel=0.12)
+
+
 def test_only_devices_whose_kernels_were_measured_send_copies_by_them() -> None:
     """More experts in a domain lengthen an exchange of Blackwell, whose kernels carry their weights, not of Hopper."""
     few, many = (Copies(fanout=8, copy_bytes=2048.0, beside_bytes=4.0 * e) for e in (64, 512))

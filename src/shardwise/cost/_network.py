@@ -293,8 +293,7 @@ def collective_seconds(
     """Return seconds of one collective of `size` bytes (the gathered tensor; for `send` one message).
 
     `group` is how many ranks of the group sit in one domain of each tier, the last the whole group. A group of one is
-    free. In-network reduction (NVLS, SHARP) inside the fastest tier sends 1 + 1/n of the tensor instead of 2 (n - 1)
-    / n. `copies` are those of an exchange that sends a token once to each domain.
+    free. Switches that reduce send 1 + 1/n of a tensor instead of 2 (n - 1) / n. `copies` go once to each domain.
     """
     n, fanout = group[-1], copies.fanout if copies else 0
     if is_plain(n, 1) or is_plain(size, 0):
@@ -309,7 +308,8 @@ def collective_seconds(
         hops = minimum(crosses, 1) if verb == "send" else rounds * (n / below - n / at)
         ring, latency = _wire(wire, verb, volume, (inner, hops), (below, at)), hops * wire.step_seconds
         if copies and fanout > 1 and wire.copied_bytes_per_second and link is net.links[0]:
-            ring = copied_seconds(size, copies, (n, at), (wire.copied_bytes_per_second, wire.copied_rank_seconds))
+            rates = wire.copied_bytes_per_second, wire.copied_rank_seconds
+            ring = copied_seconds(size, copies, (n, at), rates) * (unlinked(wire, at) if wire.peers else 1)
         if wire.tree is not None:
             # The faster algorithm; a tree's seconds count as those of its wire. Inside each domain its ranks are a
             # chain, passed twice (NCCL src/graph/tuning.cc: 2 ((ranks / nodes - 1) within + log2(nodes) between)).
