@@ -158,7 +158,10 @@ def test_tokens_are_gathered_unless_told_otherwise() -> None:
         ({}, "all-gather"),
         ({"moe_token_dispatcher_type": "allgather"}, "all-gather"),
         ({"moe_token_dispatcher_type": "alltoall"}, "all-to-all"),
-        ({"moe_token_dispatcher_type": "flex"}, "deduplicated"),
+        ({"moe_token_dispatcher_type": "flex"}, "deepep-1"),
+        ({"moe_enable_deepep": True, "moe_token_dispatcher_type": "flex"}, "deepep-1"),
+        ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}, "deduplicated"),
+        ({"moe_token_dispatcher_type": "alltoall", "moe_flex_dispatcher_backend": "hybridep"}, "all-to-all"),
     ):
         found = read(8, **moe, **more)
         assert found.stack is not None and found.stack.dispatch == dispatch

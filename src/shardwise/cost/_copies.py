@@ -18,6 +18,8 @@ class Copies(Generic[X]):
     fanout: int
     copy_bytes: X | float
     beside_bytes: X | float
+    queued: bool = False
+    """They pass through queues of messages on both sides."""
 
 
 def leaving_share(n: X, below: X, fanout: int) -> X:
@@ -49,17 +51,19 @@ def exchanged_bytes(group: tuple[X, ...], size: X, fanout: int) -> X:
     return above(group[0], 1, (n - 1) / n * size, leaving_share(n, 0 * n + 1, fanout) * size)
 
 
-def copied_seconds(size: X, copies: Copies[X], ranks: tuple[X, X], rates: tuple[float, float]) -> X:
+def copied_seconds(size: X, copies: Copies[X], ranks: tuple[X, X], rates: tuple[float, float, float]) -> X:
     """Return seconds of a kernel that sends a token once to each of n ranks that has one of its experts.
 
-    `ranks` are n and those of a domain, `rates` bytes a second and what a copy takes for each rank of a domain, whose
-    map of the token is searched (DeepEP csrc/hybrid_ep/backend/hybrid_ep_backend.cuh, sparse_to_dense_map).
+    `ranks` are n and those of a domain, `rates` bytes a second, what a copy takes for each rank of a domain, whose map
+    of the token is searched (DeepEP csrc/hybrid_ep/backend/hybrid_ep_backend.cuh, sparse_to_dense_map), and what it
+    takes in queues.
 
     >>> one = Copies(fanout=8, copy_bytes=14336.0, beside_bytes=256.0)
-    >>> round(copied_seconds(4096 * 8 * 14336.0, one, (8, 8), (792e9, 1.08e-10)) * 1e6)
+    >>> round(copied_seconds(4096 * 8 * 14336.0, one, (8, 8), (792e9, 1.08e-10, 0.0)) * 1e6)
     415
     """
     n, at = ranks
     sent = n * (1 - power(1 - 1 / n, copies.fanout)) / copies.fanout * size
     extra = copies.beside_bytes * at / n / copies.copy_bytes
-    return sent * (1 + extra) / rates[0] + sent / copies.copy_bytes * at * rates[1]
+    each = at * rates[1] + (rates[2] if copies.queued else 0.0)
+    return sent * (1 + extra) / rates[0] + sent / copies.copy_bytes * each

@@ -67,10 +67,9 @@ class CollectiveRates(Generic[X]):
     """Share of the full rate that an adapter reaches where one rank of its node sends."""
     tree: Tree | None = None
     """NCCL's double binary tree, where it may be quicker than the ring."""
-    copied_bytes_per_second: float = 0.0
-    """Rate of kernels that send a token once to each rank that has one of its experts (0: not measured)."""
-    copied_rank_seconds: float = 0.0
-    """What a copy takes in them for each rank of a domain."""
+    copied: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Kernels that send a token once to each rank with one of its experts: bytes a second (0: not measured), what a
+    copy takes for each rank of a domain, and in queues."""
 
     def full_rate(self, below: X) -> X:
         """Return the full rate of an adapter of a node with so many ranks of the group."""
@@ -143,8 +142,7 @@ def collective_rates_of(
         inner_low_share=0.0 if plain else row.inner_low_share,
         lone_share=1.0 if plain else row.lone_share,
         tree=None if plain or not row.tree_step_seconds else tree,
-        copied_bytes_per_second=copied,
-        copied_rank_seconds=scale * row.copied_rank_seconds,
+        copied=(copied, scale * row.copied_rank_seconds, scale * row.queued_seconds),
     )
 
 
@@ -307,9 +305,8 @@ def collective_seconds(
         rounds = 2.0 if verb == "all_reduce" else 1.0
         hops = minimum(crosses, 1) if verb == "send" else rounds * (n / below - n / at)
         ring, latency = _wire(wire, verb, volume, (inner, hops), (below, at)), hops * wire.step_seconds
-        if copies and fanout > 1 and wire.copied_bytes_per_second and link is net.links[0]:
-            rates = wire.copied_bytes_per_second, wire.copied_rank_seconds
-            ring = copied_seconds(size, copies, (n, at), rates) * (unlinked(wire, at) if wire.peers else 1)
+        if copies and fanout > 1 and wire.copied[0] and link is net.links[0]:
+            ring = copied_seconds(size, copies, (n, at), wire.copied) * (unlinked(wire, at) if wire.peers else 1)
         if wire.tree is not None:
             # The faster algorithm; a tree's seconds count as those of its wire. Inside each domain its ranks are a
             # chain, passed twice (NCCL src/graph/tuning.cc: 2 ((ranks / nodes - 1) within + log2(nodes) between)).

@@ -183,6 +183,7 @@ class CollectiveFit:
     tree_chunk_efficiency: float = 1.0
     copied_efficiency: float = 0.0
     copied_rank_seconds: float = 0.0
+    queued_seconds: float = 0.0
     source: str = ""
 
 

@@ -94,8 +94,9 @@ class Collective(Generic[X]):
     engines, "exposed" waits, "sharded" too, but is sent where weights are sharded alone. `count` repeats the message;
     of a ring, `blocks` are the blocks of attention of which one covers it, `count` and one more where it is None.
     `fanout` is set where copies of a token for one domain travel to it once: how many a token has, each of
-    `copy_bytes`, with which `beside_bytes` go where a domain has all experts. `shape` is that of the tensor, rows
-    first. In backward it is sent for the gradient that it is `read_for`.
+    `copy_bytes`, with which `beside_bytes` go where a domain has all experts; `queued` copies pass through queues of
+    messages on both sides. `shape` is that of the tensor, rows first. In backward it is sent for the gradient that it
+    is `read_for`.
     """
 
     axis: GroupAxis
@@ -108,6 +109,7 @@ class Collective(Generic[X]):
     fanout: int = 0
     copy_bytes: X | float = 0
     beside_bytes: X | float = 0
+    queued: bool = False
     shape: tuple[X | float, ...] = ()
     read_for: Gradient = "either"
 

@@ -239,7 +239,7 @@ def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     fanout = 0 if y.stack.dispatch == "all-to-all" else moe.top_k
     hop: Collective[X] = Collective(
         axis="ep", verb="all_to_all", size_bytes=size, tensor="routed tokens", fanout=fanout, copy_bytes=y.a * e.D,
-        shape=(rows, e.D),
+        queued=y.stack.dispatch == "deepep-1", shape=(rows, e.D),
     )  # fmt: skip
     if y.stack.dispatch == "in-turn":
         # The experts of a token are neighbours, which one copy reaches.
@@ -253,8 +253,9 @@ def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     # kernels that send a token once read it where it is (core/transformer/moe/fused_a2a.py, DeepEP and HybridEP).
     passes = 4 if y.work.phase == "train" and not fanout else 2
     moved = (passes * size, passes * size)
-    # The weights of all experts of a domain go with each copy on the way there, their gradients on its way back.
-    there = replace(hop, beside_bytes=4 * moe.experts)
+    # The weights of all experts of a domain go with each copy on the way there, their gradients on its way back; those
+    # of a token's own experts with copies that are queued (DeepEP csrc/kernels/intranode.cu, topk_weights).
+    there = replace(hop, beside_bytes=4 * (moe.top_k if hop.queued else moe.experts))
     dispatch = memory_op(y, f"{name}.dispatch", name, moved, forward=(there, gather), backward=(scatter, there),
                          saves=sent, kernels=2, output_bytes=arrived, role="dispatch")  # fmt: skip
     combine = memory_op(y, f"{name}.combine", name, moved, forward=(scatter, hop), backward=(hop, gather), saves=back,

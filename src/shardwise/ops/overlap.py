@@ -75,7 +75,9 @@ class CostModel(Generic[X]):
         """Return seconds of one message of a collective."""
         copies: Copies[X] | None = None
         if one.fanout:
-            copies = Copies(fanout=one.fanout, copy_bytes=one.copy_bytes, beside_bytes=one.beside_bytes)
+            copies = Copies(
+                fanout=one.fanout, copy_bytes=one.copy_bytes, beside_bytes=one.beside_bytes, queued=one.queued
+            )
         return collective_seconds(self.network, one.verb, one.size_bytes, self.group_shapes[one.axis], copies)
 
 

@@ -21,7 +21,7 @@ from shardwise.records import dataclass
 Kernel: TypeAlias = Literal["eager", "fused"]
 NormKernel: TypeAlias = Literal["eager", "native", "widened", "fused"]
 AttentionImplementation: TypeAlias = Literal["eager", "flash", "scores"]
-Dispatch: TypeAlias = Literal["all-to-all", "all-gather", "deduplicated", "in-turn"]
+Dispatch: TypeAlias = Literal["all-to-all", "all-gather", "deduplicated", "deepep-1", "in-turn"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +70,8 @@ class Stack:
     library: str
     """The release of the library whose rates of 16-bit GEMMs apply ("": one before CUDA 12.8)."""
     dispatch: Dispatch
-    """With "deduplicated" a token is sent once to each node that has one of its experts, with "in-turn" once in all,
-    with "all-gather" every token to every rank."""
+    """With "deduplicated" a token is sent once to each node that has one of its experts, with "deepep-1" by the kernels
+    of DeepEP's first version, with "in-turn" once in all, with "all-gather" every token to every rank."""
     latent_fusion: bool
     """Queries and keys of latent attention are rotated, and their parts joined, in one kernel each."""
     merges_chunks: bool

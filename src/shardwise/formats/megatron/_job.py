@@ -362,11 +362,19 @@ def _vocab_multiple(reader: Reader) -> int:
 
 
 def _dispatch(reader: Reader, base: Stack) -> Dispatch:
-    """Return how tokens find their experts: DeepEP and HybridEP send one copy to each node."""
+    """Return how tokens find their experts: DeepEP and HybridEP send one copy to each node.
+
+    Kernels of --moe-token-dispatcher-type flex are DeepEP's first unless told otherwise (docker/Dockerfile.ci.dev takes
+    them from DeepEP's branch hybrid-ep, which has both).
+    """
+    name, usual = "moe_flex_dispatcher_backend", base.dispatch
     kind = reader.word("moe_token_dispatcher_type", "alltoall", "allgather", "flex", "alltoall_seq")
     if _gathers_tokens(reader, base) and reader.count("expert_model_parallel_size") > 1:
         return "all-gather"
-    return "deduplicated" if kind == "flex" or reader.flag("moe_enable_deepep") else base.dispatch
+    flex = kind == "flex" or reader.flag("moe_enable_deepep")
+    if not (reader.has(name) if usual == "deduplicated" else flex):  # recipes of Megatron-Bridge have their own
+        return usual
+    return "deduplicated" if reader.word(name, "deepep", "hybridep") == "hybridep" else "deepep-1"
 
 
 def _gathers_tokens(reader: Reader, base: Stack) -> bool:

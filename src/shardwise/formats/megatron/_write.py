@@ -358,8 +358,9 @@ def _stack(case: ExportCase) -> Args:
         "--cross-entropy-fusion-impl": "te" if stack.loss_kernel == "vocab-parallel-in-place" else None,
     }
     words |= dict.fromkeys(_BESIDE, lets and stack.overlap_experts == "always")
-    kind = {"deduplicated": "flex", "all-gather": "allgather"}.get(stack.dispatch)
-    return words | ({"--moe-token-dispatcher-type": kind} if kind and moe is not None else {})
+    kinds = {"deduplicated": ("flex", "hybridep"), "deepep-1": ("flex", "deepep"), "all-gather": ("allgather",)}
+    names = ("--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend") if moe is not None else ()
+    return words | dict(zip(names, kinds.get(stack.dispatch, ()), strict=False))
 
 
 def _lost(case: ExportCase, words: list[str]) -> Differences:
@@ -375,7 +376,6 @@ def _lost(case: ExportCase, words: list[str]) -> Differences:
 def script(case: ExportCase, words: list[str]) -> str:
     """Return the text of a launch script with the arguments, one to a line."""
     each, checked = min(case.cluster.devices_per_node, case.plan.num_devices), facts()["checked"]
-    nodes = -(-case.plan.num_devices // each)
     lines: list[str] = []
     for word in words:
         if word.startswith("--"):
@@ -389,7 +389,7 @@ def script(case: ExportCase, words: list[str]) -> str:
 
 LAUNCH=(
     --nproc_per_node {each}
-    --nnodes {nodes}
+    --nnodes {-(-case.plan.num_devices // each)}
     --node_rank ${{NODE_RANK:-0}}
     --master_addr ${{MASTER_ADDR:-localhost}}
     --master_port ${{MASTER_PORT:-6000}}
