@@ -265,6 +265,41 @@ SEARCH = ("plan", "train", "llama-3.2-1b", "--on", "4xh100-sxm-80gb", "--stack",
           "--seq-len", "1024", "--global-batch", "64", "--tokens", "65.536M", "--price", "2", *PROMPT)  # fmt: skip
 
 
+WIDE = ("train", "llama-3.1-70b", "--on", "8xh100-sxm-80gb", "--sharding", "fsdp", "--stack", "trl", "--method", "grpo",
+        "--seq-len", "1024", "--micro-batch", "1", "--global-batch", "64", "--adapter", "lora")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        ((*GRPO, *PROMPT, "--rollout", "awake", "--rollout-memory", "1GiB"), "rollout_memory", "4GiB"),
+        ((*WIDE, *PROMPT), "rollout_tp", 4),
+        ((*WIDE, *PROMPT, "--rollout", "apart"), "rollout_tp", 2),
+    ],
+)
+def test_what_gives_the_engine_room_is_told_and_does(words: tuple[str, ...], field: str, value: object) -> None:
+    """Where only the engine of rollouts lacks room, its least change that gives it room is told, and typed it fits."""
+    tree = answered(*words)
+    assert not tree["fits"] and tree["memory"]["short_by_bytes"] < 0
+    changes = {one["field"]: one for one in tree["changes"]}
+    assert changes[field]["value"] == value and all(one["fits"] for one in tree["changes"])
+    flag = f"--{field.replace('_', '-')}"
+    typed = words[: words.index(flag)] if flag in words else words
+    done = run(*typed, flag, str(value), "--json")
+    assert done.status == 0 and json.loads(done.out)["device_bytes"] == changes[field]["needed_bytes"]
+    assert f"{flag} {value}" in " ".join(run(*words).out.split())
+
+
+def test_changes_and_savers_are_judged_with_the_engine() -> None:
+    """A plan that does not fit is told what fits beside its rollouts, whose engine has no room for the model."""
+    words = (*WIDE[:-2], *PROMPT, "--recompute", "full", "--precision", "bf16-pure", "--savers")
+    tree = answered(*words)
+    assert tree["memory"]["short_by_bytes"] > 0
+    assert not any(one["fits"] for one in (*tree["changes"], *tree["savers"], *tree["proposals"]))
+    plain = answered(*(word for word in words if word not in PROMPT))
+    assert any(one["fits"] for one in (*plain["changes"], *plain["savers"], *plain["proposals"]))
+
+
 @pytest.mark.parametrize("apart", [(), ("--rollout", "apart", "--rollout-devices", "2")])
 def test_a_search_and_its_plan_agree_on_days_and_dollars_with_rollouts(apart: tuple[str, ...]) -> None:
     """The proposed command answers what the search shows of a run; the page says where they count."""

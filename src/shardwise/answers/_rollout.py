@@ -149,7 +149,8 @@ def with_rollouts(report: TrainReport, rollout: Rollout) -> TrainReport:
     notes = report.assumptions
     if rollout.fits:
         notes = (*(note for note in notes if note != ROLLOUTS_LEFT_OUT), EQUAL_ROLLOUTS)
-    return replace(report, assumptions=notes, generation=_generation(report.case, rollout))
+    generation = _generation(report.case, rollout)
+    return replace(report, assumptions=notes, generation=generation, finish=timed_rollouts)
 
 
 def _generation(case: TrainingCase, rollout: Rollout) -> Generation:

@@ -126,7 +126,7 @@ def _saver_trees(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
 
     Bundles are told where no single change makes a plan fit, too, as on a page.
     """
-    if not inputs.get("savers") and (report.verdict.fits or any(change.fits for change in report.changes)):
+    if not inputs.get("savers") and (report.fits or any(change.fits for change in report.changes)):
         return {}
     return {
         kind: whole_bytes(

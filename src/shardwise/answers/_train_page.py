@@ -70,7 +70,7 @@ def train_page(
     """
     page, parts = Page(width), peak_parts(report)
     _verdict(page, report, risk, parts)
-    if batches and not report.verdict.fits and (report.changes or report.proposals):
+    if batches and not report.fits and (report.changes or report.proposals):
         page.note(_batch_note(batches))
     page.blank()
     if report.tuning is not None:
@@ -142,7 +142,7 @@ def _verdict(page: Page, report: TrainReport, risk: float, parts: Mapping[str, f
         f"{_MEMORY[largest][0]} dominate{'' if largest.endswith('s') else 's'} "
         f"({show_bytes(parts[largest])}) at the peak: {_moment(report)}"
     )
-    if not verdict.fits:
+    if not report.fits:
         page.note(_nearest(report), "bold")
         if not any(c.fits for c in report.changes):
             proposals(page, report)
@@ -220,6 +220,8 @@ def _nearest(report: TrainReport) -> str:
     if not report.changes and host:
         return "no single change of the plan keeps less on the host; use more nodes, or keep less there"
     together = any(one.fits for one in report.proposals)
+    if not report.changes and report.verdict.fits and not together:
+        return "no single change gives the engine room; use more devices, or --rollout apart with devices of its own"
     if not report.changes:
         else_use = "use more devices, another precision or a smaller job"
         return f"no single change of the plan saves memory; {'several together fit (NEXT)' if together else else_use}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardwise._lazy import lazily
 from shardwise.training._assumed import EQUAL_ROLLOUTS, ROLLOUTS_LEFT_OUT, stated
 from shardwise.training._blocks import BlockCost, ColumnPrices, KnownPrices, checkpoints
-from shardwise.training._case import TrainingCase, stages_of
+from shardwise.training._case import TrainingCase, TrainingOptions, stages_of
 from shardwise.training._changes import Change
 from shardwise.training._evaluate import (
     Evaluation,
@@ -32,7 +32,7 @@ from shardwise.training._headlines import Generation, Phase, Verdict, with_value
 from shardwise.training._ledger import PartLedger, ledger_of
 from shardwise.training._overlap import paired_blocks
 from shardwise.training._parts import MEMORY_CATEGORIES, ModelBlocks, SharedWeights, StageMemory, category_of
-from shardwise.training._report import CATEGORIES, TrainingOptions, TrainReport, report_of, train
+from shardwise.training._report import CATEGORIES, TrainReport, report_of, train
 from shardwise.training._resolve import (
     Question,
     job_problems,

@@ -37,6 +37,16 @@ from shardwise.training._stages import LayerKind, LayerOrder, Partition, Stages,
 _FIRST_GROUPS = 2020
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingOptions:
+    """What else a prediction takes: the framework ("" for the sharding's own), efficiencies, accumulation, overlap."""
+
+    stack: Stack | str = ""
+    efficiencies: Efficiencies = field(default_factory=Efficiencies)
+    accumulation: int = 0
+    overlap: bool = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingCase:
     """Everything structural about a question: what stays the same for all plans of one column."""

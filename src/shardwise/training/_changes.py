@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shardwise.errors import InputError, Problem
@@ -42,8 +43,13 @@ class JudgedPlan(Protocol):
     def step_seconds(self) -> float:
         """Seconds of one step."""
 
+    @property
+    def whole_step_seconds(self) -> float:
+        """Seconds of one step with what an engine generates for it."""
+
 
 A = TypeVar("A", bound=JudgedPlan)
+GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,10 +114,11 @@ def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
 def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) -> tuple[Change, ...]:
     """Return single-field changes of a plan that take less of the memory that it lacks: those that fit first.
 
-    Of those the fastest stand first. Where the host of a node lacks memory, less may be kept there too.
+    Of those the fastest stand first. Where the host of a node lacks memory, less may be kept there too. Where only the
+    engine of rollouts lacks room, those that give it room are returned: of the plan, and of the engine.
     """
-    case, changes = report.case, list[Change]()
-    lacks = report.verdict.host_short_by_bytes > 0
+    case, changes = report.case, list[tuple[Change, JudgedPlan]]()
+    lacks, starved = report.verdict.host_short_by_bytes > 0, report.verdict.fits
     refused = {one.field for one in refusals(case.stack.runs, case.plan, **case.job_words)}
     less = [("offload", tuple(o for o in case.plan.offload if o != one)) for one in case.plan.offload if lacks]
     for name, value in [*neighbours(case.plan, case.stack.runs), *less]:
@@ -119,27 +126,64 @@ def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) ->
         changed = changed_case(
             case, replace(case.plan, **{"offload": usual or case.plan.offload, name: value}), refused
         )
-        if changed is None or _lacking(answer := ask(changed), lacks) >= _lacking(report, lacks):
+        answer = _asked(changed, ask)
+        if changed is None or answer is None:
             continue
-        changes.append(
-            Change(
-                field=name,
-                value=value,
-                needed_bytes=answer.device_bytes,
-                step_seconds=answer.step_seconds,
-                fits=answer.fits,
-                host_needed_bytes=answer.verdict.host_needed_bytes,
-                stack=stack_beside(case, changed),
-                offload=usual,
-                global_batch=0 if changed.job.global_batch == case.job.global_batch else changed.job.global_batch,
-            )
-        )
+        if not answer.fits if starved else _lacking(answer, lacks) >= _lacking(report, lacks):
+            continue
+        batch = 0 if changed.job.global_batch == case.job.global_batch else changed.job.global_batch
+        stack = stack_beside(case, changed)
+        changes.append((_change(name, value, answer, stack=stack, offload=usual, global_batch=batch), answer))
+    changes += _of_engine(case, ask) if starved else []
 
-    def rank(one: Change) -> tuple[bool, float]:
+    def rank(pair: tuple[Change, JudgedPlan]) -> tuple[bool, float]:
+        one, answer = pair
         short = one.host_needed_bytes if lacks else one.needed_bytes
-        return not one.fits, one.step_seconds / (one.global_batch or case.job.global_batch) if one.fits else short
+        return not one.fits, answer.whole_step_seconds / answer.case.job.global_batch if one.fits else short
 
-    return tuple(sorted(changes, key=rank))
+    return tuple(one for one, _ in sorted(changes, key=rank))
+
+
+def _asked(changed: TrainingCase | None, ask: Callable[[TrainingCase], JudgedPlan]) -> JudgedPlan | None:
+    """Return the answer about a changed case; None where there is none, or its engine of rollouts cannot be."""
+    try:
+        return None if changed is None else ask(changed)
+    except InputError:
+        return None
+
+
+def _change(field: str, value: object, answer: JudgedPlan, **more: Any) -> Change:
+    """Return a change as what it does."""
+    return Change(
+        field=field,
+        value=value,
+        needed_bytes=answer.device_bytes,
+        step_seconds=answer.step_seconds,
+        fits=answer.fits,
+        host_needed_bytes=answer.verdict.host_needed_bytes,
+        **more,
+    )
+
+
+def _of_engine(case: TrainingCase, ask: Callable[[TrainingCase], JudgedPlan]) -> Iterator[tuple[Change, JudgedPlan]]:
+    """Yield the least changes of an engine of rollouts that give it room: more ranks, more memory, its own devices."""
+    settings = case.stack.settings
+    most = settings.rollout_devices or case.cluster.num_devices
+    several = [settings.rollout_tp << n for n in range(1, most.bit_length())]
+    ways: list[tuple[str, str, list[Any]]] = [("rollout_tp", "rollout_tp", [n for n in several if most % n == 0])]
+    if settings.rollout == "awake":
+        limit = case.cluster.device.usable_memory_bytes
+        sizes = [ceil(settings.rollout_bytes * 2**n / GIB) * GIB for n in range(1, 12)]
+        ways.append(("rollout_memory", "rollout_bytes", [float(size) for size in sizes if size < limit]))
+    elif settings.rollout != "apart":
+        ways.append(("rollout", "rollout", ["apart"]))
+    for flag, name, values in ways:
+        for value in values:
+            changed = replace(case, stack=replace(case.stack, settings=replace(settings, **{name: value})))
+            answer = _asked(changed, ask)
+            if answer is not None and answer.fits:
+                yield _change(flag, f"{value / GIB:g}GiB" if name == "rollout_bytes" else value, answer), answer
+                break
 
 
 def _lacking(report: JudgedPlan, host: bool) -> float:

@@ -9,10 +9,11 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import STAGE_AXES, Plan, Training, find_sharding, named_groups, splits_replicas
 from shardwise.records import dataclass
+from shardwise.training._case import TrainingOptions
 from shardwise.training._fsdp_units import unpadded
 from shardwise.training._layer_tables import GemmShape, LayerTable, gemms_of, rank_tables, whole_case, whole_tables
 from shardwise.training._parts import owned
-from shardwise.training._report import TrainingOptions, TrainReport, report_of, train
+from shardwise.training._report import TrainReport, report_of, train
 from shardwise.training._step import axis_seconds, slowest_stage
 from shardwise.training._traffic import Flow, Traffic, flows_of, traffic_of
 from shardwise.training._traffic_map import TrafficMap, check_devices, traffic_map_of

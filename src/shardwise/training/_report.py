@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cost import Conditions, Efficiencies
+from shardwise.cost import Conditions
 from shardwise.errors import InputError, Problem
 from shardwise.field_types import typed
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
 from shardwise.models import Model
 from shardwise.notebook import Card
-from shardwise.plans import Plan, Stack, Training, default_stack, filling, sharding_stack
+from shardwise.plans import Plan, Training, default_stack, filling, sharding_stack
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass, replace
 from shardwise.training import _headlines
 from shardwise.training._assumed import stated
-from shardwise.training._case import TrainingCase, stages_of
+from shardwise.training._case import TrainingCase, TrainingOptions, stages_of
 from shardwise.training._changes import Change, changes_of, least_recompute, settled
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, hosted_of, memory_of
 from shardwise.training._framework_bytes import reserved_bytes
@@ -45,6 +46,8 @@ class TrainReport(Card):
     assumptions: tuple[str, ...]
     generation: _headlines.Generation = _headlines.Generation()
     priced: PricedBlocks | None = field(default=None, repr=False, compare=False)
+    finish: Callable[[TrainReport], TrainReport] | None = field(default=None, repr=False, compare=False)
+    """What adds rollouts to the answers about plans beside this one, which are judged with them as it is."""
 
     def __repr__(self) -> str:
         """Return the verdict in one line, as a notebook shows it."""
@@ -311,12 +314,12 @@ class TrainReport(Card):
     @cached_property
     def savers(self) -> tuple[MemorySaver, ...]:
         """Every single change that may take less memory, evaluated: bytes saved, seconds added, or the rule broken."""
-        return savers_of(self, asked_again)
+        return savers_of(self, self._asked_again)
 
     @cached_property
     def proposals(self) -> tuple[MemorySaver, ...]:
         """Savers together that fit, the quickest first; the one that needs least where none fits."""
-        return proposals(self, asked_again)
+        return proposals(self, self._asked_again)
 
     @cached_property
     def surprises(self) -> tuple[str, ...]:
@@ -326,17 +329,14 @@ class TrainReport(Card):
     @cached_property
     def changes(self) -> tuple[Change, ...]:
         """Single-field changes of a plan that does not fit, with less memory, those that fit first."""
-        return () if self.verdict.fits else changes_of(self, lambda case: report_of(case, (), self.priced))
+        return () if self.fits else changes_of(self, lambda case: self._finished(report_of(case, (), self.priced)))
 
+    def _asked_again(self, case: TrainingCase) -> TrainReport:
+        return self._finished(asked_again(case))
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingOptions:
-    """What else a prediction takes: the framework ("" for the sharding's own), efficiencies, accumulation, overlap."""
-
-    stack: Stack | str = ""
-    efficiencies: Efficiencies = field(default_factory=Efficiencies)
-    accumulation: int = 0
-    overlap: bool = True
+    def _finished(self, report: TrainReport) -> TrainReport:
+        """Return the answer about a plan beside this one, with the rollouts of its steps where this one has them."""
+        return report if self.finish is None else self.finish(report)
 
 
 def report_of(case: TrainingCase, notes: tuple[str, ...], priced: PricedBlocks | None = None) -> TrainReport:
