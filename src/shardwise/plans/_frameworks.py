@@ -101,16 +101,17 @@ def sharding_stack(stack: Stack | str, *shardings: str) -> Stack:
     ['trl', 'axolotl', 'unsloth', 'megatron']
     >>> [sharding_stack("trl", word).precision for word in ("fsdp", "zero2")], sharding_stack("trl", "zero2").loss
     (['amp-bf16', 'bf16-grads16'], 'fused-lm-head')
-    >>> sharded = sharding_stack("transformers", "fsdp")
-    >>> sharded.precision, sharding_stack(sharded, "none").precision
-    ('amp-bf16', 'bf16-pure')
+    >>> own = replace(find_stack("transformers"), precision="fp32")
+    >>> [sharding_stack(own, "fsdp").precision, sharding_stack(sharding_stack(own, "fsdp"), "none").precision]
+    ['amp-bf16', 'fp32']
     """
     stack = find_stack(stack) if isinstance(stack, str) else stack
     weights = all(word in stack.runs.sharding and find_sharding(word).weights for word in shardings)
     if stack.fsdp_precision and shardings and weights:
-        return replace(stack, precision=stack.fsdp_precision)
-    if stack.fsdp_precision == stack.precision and shardings and stack.name in stack_table():
-        stack = replace(stack, precision=find_stack(stack.name).precision)
+        own = stack.whole_precision or stack.precision
+        return replace(stack, precision=stack.fsdp_precision, whole_precision=own)
+    if stack.whole_precision and shardings:
+        stack = replace(stack, precision=stack.whole_precision, whole_precision="")
     if not stack.zero_by or not shardings or any(word in stack.runs.sharding for word in shardings):
         return stack
     engine = find_stack(stack.zero_by)

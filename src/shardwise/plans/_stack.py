@@ -96,6 +96,8 @@ class Stack:
     """The recipe of precision where a job names none."""
     fsdp_precision: str
     """The same under FSDP ("": as elsewhere)."""
+    whole_precision: str = ""
+    """The one whose place that under FSDP has taken ("": none)."""
     usual_recompute: Literal["none", "full"]
     """What it recomputes unless told."""
     usual_narrow_recompute: Literal["none", "full"]
