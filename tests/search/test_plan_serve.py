@@ -407,3 +407,27 @@ def test_a_wider_replica_is_told_with_the_replicas_that_are_left() -> None:
     asked = "serve llama-3.1-8b --on 8xh100 --tp 1 --rate 4/s --input-tokens 3000 --output-tokens 100 --p99-tpot 5ms"
     remedies = run(*asked.split(), "--json").tree["remedies"]
     assert [one["dp"] for one in remedies if one["field"] == "tp"] == [4]
+
+
+@pytest.mark.parametrize(
+    ("on", "most"), [("apple-m3-max-40core", "1xapple"), ("rtx-4090", "8xrtx"), ("4090", "8x4090")]
+)
+def test_a_kind_without_a_known_network_is_one_node(on: str, most: str) -> None:
+    """A Mac or a card of no servers asks for no network where a load needs one of them; which node is said."""
+    asked = ("plan", "serve", "llama-3.2-1b", "--on", on, "--rate", "0.1", "--p99-ttft", "5s", "--requests", "200")
+    done = run(*asked)
+    assert (
+        done.status == 0 and f"on {most}" in done.out and "one node, for the network of" in " ".join(done.out.split())
+    )
+    again = done.out[done.out.index("AGAIN") + 5 :].replace("\\\n", " ")
+    assert run(*shlex.split(again)[1:]).status == 0
+    wide = run(*asked, "--slow-bandwidth", "10GB/s")
+    assert wide.status == 0 and "one node, for" not in wide.out
+
+
+def test_a_file_of_a_cluster_is_read_as_one(tmp_path: Path) -> None:
+    """The devices that a load may take are those of a cluster's file, which `serve` reads too."""
+    path = tmp_path / "own.toml"
+    path.write_text('device = "h100-sxm-80gb"\nnum_devices = 1\n')
+    done = run("plan", "serve", "llama-3.2-1b", "--on", str(path), "--rate", "0.1", "--requests", "200")
+    assert done.status == 0 and done.out.startswith("BEST")

@@ -18,13 +18,14 @@ from shardwise.answers._search_flags import LOAD_WHOLES, SERVE_WORDS, load_searc
 from shardwise.answers._serve import classes_of, deployment_of, limits_of, simulated_again, workload_of
 from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
 from shardwise.answers._value_lists import on_devices
-from shardwise.errors import InputError
+from shardwise.errors import InputError, Problems
 from shardwise.records import replace
 from shardwise.units import counted, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from shardwise.hardware import Cluster
     from shardwise.plans import Plan
     from shardwise.search import FrontPoint, LoadResult, LoadSpace
     from shardwise.serving.load import ServeReport
@@ -58,12 +59,7 @@ def ask(inputs: Inputs) -> LoadResult:
 
     classes, more = classes_of(inputs)
     limits = (*limits_of(inputs.values), *more)
-    text = str(inputs.values.get("on", ""))
-    if text and not text[0].isdigit():
-        inputs.values["on"] = f"{_MANY}x{text}"
-    model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
-    if text:
-        inputs.values["on"] = text
+    model, cluster = _case.load_the_model(inputs), _most_devices(inputs)
     workload = workload_of(inputs, limits, classes)
     if model is None or cluster is None or workload is None or inputs.problems.items:
         raise InputError(dict.fromkeys(inputs.problems.items))
@@ -88,13 +84,49 @@ def ask(inputs: Inputs) -> LoadResult:
     return result
 
 
+def _counts(text: str) -> bool:
+    """Return whether devices are said with their number, as a file of a cluster says it; a wrong text is read as it is."""
+    from shardwise.hardware import says_how_many
+
+    try:
+        return text.endswith(".toml") or says_how_many(text)
+    except InputError:
+        return True
+
+
+def _most_devices(inputs: Inputs) -> Cluster | None:
+    """Return the devices that a load may take: those named, else many of their kind; None with the problems recorded.
+
+    Of a kind whose network nobody knows they are those of one node.
+    """
+    text = str(inputs.values.get("on", ""))
+    if not text or _counts(text):
+        return _case.load_the_cluster(inputs)
+
+    def so_many(count: int) -> tuple[Cluster | None, Inputs]:
+        own = replace(inputs, values={**inputs.values, "on": f"{count}x{text}"}, problems=Problems(), bad=set())
+        return _case.load_the_cluster(own), own
+
+    cluster, tried = so_many(_MANY)
+    if {problem.field for problem in tried.problems.items} == {"slow_bandwidth"}:
+        one, _ = so_many(1)
+        if one is not None:
+            device = one.device
+            cluster, tried = so_many(device.devices_per_node if device.knows("devices_per_node") else 1)
+            why = f"one node, for the network of {device.name} is not known; --slow-bandwidth gives it"
+            inputs.notes.append(f"on {tried.values['on']}: {why}")
+    inputs.problems.items.extend(tried.problems.items)
+    inputs.bad |= tried.bad
+    return cluster
+
+
 def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     """Return the case of `serve` that a deployment of the answer is."""
     own = {key for key, flag in load_search_flags().items() if flag.group in ("search", "space")}
     kept = {key: value for key, value in inputs.values.items() if key not in own | {"what", "save"}}
     plan, job, case = report.base.plan, report.base.job, report.base.case
     fixed: dict[str, Any] = {"on": on_devices(inputs, case.cluster.device.name, report.devices)}
-    if not str(inputs.values["on"])[0].isdigit():
+    if not _counts(str(inputs.values["on"])):
         fixed["on"] = f"{report.devices}x{inputs.values['on']}"
     if report.prefill:
         first = report.prefill.base.plan

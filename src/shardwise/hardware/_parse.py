@@ -119,6 +119,15 @@ def _counted(text: object) -> tuple[str | None, str | None, str]:
     return match[1], match[2], match[3]
 
 
+def says_how_many(text: str) -> bool:
+    """Return whether a text says how many devices there are, and not their kind alone.
+
+    >>> says_how_many("8xh100"), says_how_many("H100:8"), says_how_many("h100"), says_how_many("4090")
+    (True, True, False, False)
+    """
+    return _counted(text)[0] is not None
+
+
 def _instances(
     rented: Rented, lookup: Lookup, counts: Mapping[str, float], given: Mapping[str, object]
 ) -> tuple[dict[str, float], Lookup]:
