@@ -263,15 +263,18 @@ def test_public_names() -> None:
         "build_cluster",
         "close_to",
         "context_bytes",
+        "counted_text",
         "device_names",
         "device_to_toml",
         "find_device",
         "find_link",
         "find_rented",
+        "instance_devices",
         "load_device",
         "offers",
         "other_names",
         "part_of",
+        "says_how_many",
     ]
 
 

@@ -101,13 +101,25 @@ def load_the_cluster(inputs: Inputs) -> Cluster | None:
         inputs.fail("on", text, f"names several devices, and {inputs.command} takes one", f"name one; {several}")
         return None
     try:
+        most = overrides.pop("num_devices", 0)
         if text.endswith(".toml") and not text[0].isdigit():
-            return _from_file(text, overrides, inputs.get("follow", False))
-        return Cluster.parse(text, overrides)
+            return _first(_from_file(text, overrides, inputs.get("follow", False)), text, most)
+        return _first(Cluster.parse(text, overrides), text, most)
     except InputError as error:
         inputs.merge(error)
         inputs.bad.add("on")
     return None
+
+
+def _first(cluster: Cluster, text: str, count: int) -> Cluster:
+    """Return the first so many devices of a cluster, all of them for 0; raises `InputError` where it has fewer."""
+    from shardwise.hardware import part_of
+    from shardwise.units import counted
+
+    if count > cluster.num_devices:
+        rule = f"is more than the {counted(cluster.num_devices, 'device')} of {text}"
+        raise InputError([Problem("num_devices", count, rule, "name more in --on, such as 64xh100")])
+    return part_of(cluster, count) if count else cluster
 
 
 def _from_file(path: str, overrides: Mapping[str, Any], follow: bool) -> Cluster:

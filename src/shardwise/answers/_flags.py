@@ -186,9 +186,9 @@ def cluster_flags() -> dict[str, Flag]:
     """Return the flags that override numbers of the cluster and its device."""
     from shardwise.hardware import OVERRIDES
 
-    return flag_table(
-        "cluster", *((name, k.RAW, f"override {name.replace('_', ' ')}") for name in OVERRIDES if name != "num_devices")
-    )
+    part = ("num_devices", k.WHOLE, "so many of the devices of --on, of an instance or of a file that has more")
+    others = (name for name in OVERRIDES if name != "num_devices")
+    return flag_table("cluster", part, *((name, k.RAW, f"override {name.replace('_', ' ')}") for name in others))
 
 
 @cache

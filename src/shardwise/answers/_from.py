@@ -173,6 +173,8 @@ def devices_of(inputs: Inputs) -> int:
     from shardwise.hardware import Cluster
 
     text = inputs.get("on", "")
+    if "num_devices" in inputs.values:
+        return int(inputs.values["num_devices"])
     try:
         if text.endswith(".toml") and not text[0].isdigit():
             return Cluster.load(text, inputs.get("follow", False)).num_devices
@@ -197,9 +199,14 @@ def _complete(inputs: Inputs, case: Imported | Launched) -> None:
         inputs.fail("on", text, rule, f"write for example --on 64x{text}")
         del inputs.values["on"]
         return
+    from shardwise.answers._value_lists import instance_of, on_count
+
     each = case.devices_per_node if isinstance(case, Imported) else 0
     nodes, rest = divmod(case.num_devices, each or case.num_devices)
     whole = not rest and nodes > 1
+    if instance_of(text)[1]:
+        inputs.values |= on_count(text, case.num_devices)
+        return
     inputs.values["on"] = f"{nodes}x{each}x{text}" if whole else f"{case.num_devices}x{text}"
 
 

@@ -19,7 +19,7 @@ from shardwise.answers._plan_page import next_best, rejected, result_tree, with_
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
 from shardwise.answers._ties import explain_ties, ties_line
-from shardwise.answers._value_lists import on_devices, order_of, sized
+from shardwise.answers._value_lists import on_count, on_devices, order_of
 from shardwise.errors import InputError
 from shardwise.plans import AXES
 from shardwise.records import replace
@@ -67,9 +67,9 @@ def options_of(inputs: Inputs) -> SearchOptions:
 def _of_most(inputs: Inputs) -> Inputs:
     """Return what was asked, of as many devices as `--at-most N` says."""
     most, text = inputs.get("at_most", False), str(inputs.get("on", ""))
-    if isinstance(most, bool) or not text or text.endswith(".toml"):
+    if isinstance(most, bool) or not text:
         return inputs
-    return replace(inputs, values={**inputs.values, "on": sized(text, most)})
+    return replace(inputs, values={**inputs.values, **on_count(text, most)})
 
 
 def ask(inputs: Inputs) -> ServingResult:
@@ -97,8 +97,10 @@ def case_of(inputs: Inputs, report: InferReport) -> dict[str, Any]:
     """Return the case of `infer` that one plan of the answer is."""
     plan, job = report.plan, report.job
     own = {key for key, flag in serve_search_flags().items() if flag.group in ("search", "space", "limits")}
-    kept = {key: value for key, value in inputs.values.items() if key not in own | {"what", "order", "save"}}
-    fixed: dict[str, Any] = {"on": on_devices(inputs, report.case.cluster.device.name, plan.num_devices)}
+    kept = {
+        key: value for key, value in inputs.values.items() if key not in own | {"what", "order", "save", "num_devices"}
+    }
+    fixed: dict[str, Any] = on_devices(inputs, report.case.cluster.device.name, plan.num_devices)
     fixed |= {key: getattr(plan, key) for key in ("tp", "pp", "dp")}
     fixed |= {key: getattr(plan, key) for key in ("ep", "etp") if getattr(plan, key) > 1}
     unsaid = stages_together(replace(plan, order=AXES)).order

@@ -17,7 +17,7 @@ from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import LOAD_WHOLES, SERVE_WORDS, load_search_flags
 from shardwise.answers._serve import classes_of, deployment_of, limits_of, simulated_again, workload_of
 from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
-from shardwise.answers._value_lists import on_devices
+from shardwise.answers._value_lists import on_count, on_devices
 from shardwise.errors import InputError, Problems
 from shardwise.records import replace
 from shardwise.units import counted, show_seconds
@@ -85,7 +85,7 @@ def ask(inputs: Inputs) -> LoadResult:
 
 
 def _counts(text: str) -> bool:
-    """Return whether devices are said with their number, as a file of a cluster says it; a wrong text is read as it is."""
+    """Return whether devices are said with their number, as a file of a cluster says it, or are no devices at all."""
     from shardwise.hardware import says_how_many
 
     try:
@@ -123,11 +123,14 @@ def _most_devices(inputs: Inputs) -> Cluster | None:
 def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     """Return the case of `serve` that a deployment of the answer is."""
     own = {key for key, flag in load_search_flags().items() if flag.group in ("search", "space")}
-    kept = {key: value for key, value in inputs.values.items() if key not in own | {"what", "save"}}
+    kept = {key: value for key, value in inputs.values.items() if key not in own | {"what", "save", "num_devices"}}
     plan, job, case = report.base.plan, report.base.job, report.base.case
-    fixed: dict[str, Any] = {"on": on_devices(inputs, case.cluster.device.name, report.devices)}
-    if not _counts(str(inputs.values["on"])):
-        fixed["on"] = f"{report.devices}x{inputs.values['on']}"
+    text = str(inputs.values["on"])
+    fixed: dict[str, Any] = (
+        on_devices(inputs, case.cluster.device.name, report.devices)
+        if _counts(text)
+        else on_count(text, report.devices)
+    )
     if report.prefill:
         first = report.prefill.base.plan
         fixed |= {"prefill_workers": first.dp, **{f"prefill_{key}": getattr(first, key) for key in ("tp", "pp")}}
@@ -143,10 +146,10 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
 def on_more(inputs: Inputs, result: LoadResult) -> list[str]:
     """Return the command that asks again with the devices that the load needs, nothing where they are no more."""
     cluster, least = result.search.cluster, result.least_devices
-    if least <= cluster.num_devices:
+    if least <= cluster.num_devices or str(inputs.values["on"]).endswith(".toml"):
         return []
-    asked = {key: value for key, value in inputs.values.items() if key not in ("what", "save")}
-    return command_words("plan serve", asked | {"on": on_devices(inputs, cluster.device.name, least)})
+    asked = {key: value for key, value in inputs.values.items() if key not in ("what", "save", "num_devices")}
+    return command_words("plan serve", asked | on_devices(inputs, cluster.device.name, least))
 
 
 def answer(inputs: Inputs, width: int) -> Answer:

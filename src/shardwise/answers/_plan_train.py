@@ -18,7 +18,7 @@ from shardwise.answers._plan_tuning import searched_keys
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import COUNTS, FAST, JOBS, LIMITS, LISTS, WHOLES, WORDS, plan_search_flags
 from shardwise.answers._train_tree import train_tree
-from shardwise.answers._value_lists import on_devices, order_of, sized
+from shardwise.answers._value_lists import on_count, on_devices, order_of
 from shardwise.errors import InputError
 from shardwise.records import replace
 from shardwise.search import ScalingRow
@@ -116,8 +116,8 @@ def _clusters(inputs: Inputs) -> tuple[Cluster, ...]:
     one_file = text.endswith(".toml") and "," not in text
     clusters = []
     for part in [text] if one_file else map(str.strip, text.split(",")):
-        of_size = sized(part, most) if most is not True and most else part
-        own = replace(inputs, values={**inputs.values, "on": of_size} if text else inputs.values)
+        of_size = on_count(part, most) if most is not True and most else {"on": part}
+        own = replace(inputs, values={**inputs.values, **of_size} if text else inputs.values)
         clusters.append(_case.load_the_cluster(own))
     return tuple(one for one in clusters if one is not None) if None not in clusters else ()
 
@@ -190,9 +190,14 @@ def case_of(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
 
     plan, plain = report.plan, inputs.imported.plan if inputs.imported else Plan()
     groups = ("search", "space", "limits")
-    own = {key for key, flag in plan_search_flags().items() if flag.group in groups} | {"what", "order", "save"}
+    own = {key for key, flag in plan_search_flags().items() if flag.group in groups} | {
+        "what",
+        "order",
+        "save",
+        "num_devices",
+    }
     kept = {key: value for key, value in inputs.values.items() if key not in own and key != "sequence_parallel"}
-    on = {"on": on_devices(inputs, report.case.cluster.device.name, plan.num_devices)}
+    on = on_devices(inputs, report.case.cluster.device.name, plan.num_devices)
     changed = {f.name: getattr(plan, f.name) for f in fields(Plan) if getattr(plan, f.name) != getattr(plain, f.name)}
     always: dict[str, Any] = {name: getattr(plan, name) for name in ("tp", "pp", "dp", "micro_batch")}
     if plan.recompute == "none" and not plan.modules and usual_recompute(report.case.stack, report.job.base) != "none":

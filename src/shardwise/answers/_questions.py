@@ -15,7 +15,7 @@ from shardwise.answers._from import take
 from shardwise.answers._inputs import Inputs, read_values
 from shardwise.answers._page import Page
 from shardwise.answers._search_flags import broken_limits, limit_values, show_limit
-from shardwise.answers._value_lists import sized
+from shardwise.answers._value_lists import on_count
 from shardwise.errors import InputError, Problem, near
 from shardwise.plans.fields import meant
 from shardwise.records import dataclass
@@ -163,8 +163,8 @@ class Questions:
         """Return what a command line with these values says."""
         raw_values = {**self._raw, **values, **({"top": 1} if self.inputs.command == "plan" else {})}
         if _DEVICES in values:
-            raw_values["on"] = sized(str(raw_values.get("on", "")), int(str(values[_DEVICES])))
-            del raw_values[_DEVICES]
+            raw_values.pop("num_devices", None)
+            raw_values |= on_count(str(raw_values.get("on", "")), int(str(raw_values.pop(_DEVICES))))
         return raw_values
 
     def at(self, values: Mapping[str, object]) -> VaryPoint:

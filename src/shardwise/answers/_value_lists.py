@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _converters as k
+from shardwise.errors import InputError
 
 if TYPE_CHECKING:
     from shardwise.answers._inputs import Inputs
@@ -19,15 +20,47 @@ _NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*", re.ASCI
 def sized(text: str, count: int) -> str:
     """Return so many of the devices of a text, in nodes of as many.
 
-    >>> sized("64xh100", 16), sized("8x8xh100", 16), sized("h100", 4)
-    ('16xh100', '2x8xh100', '4xh100')
+    >>> sized("64xh100", 16), sized("8x8xh100", 16), sized("h100", 4), sized("p5.48xlarge", 16)
+    ('16xh100', '2x8xh100', '4xh100', '2xp5.48xlarge')
     """
+    name, each = instance_of(text)
+    if each:
+        return f"{-(-count // each)}x{name}"
     shape = SHAPE.fullmatch(text)
     if shape is None:
         return f"{count}x{text}"
     _, nodes_of, name = shape.groups()
     each = int(nodes_of or 0)
     return f"{count // each}x{each}x{name}" if each and count % each == 0 else f"{count}x{name}"
+
+
+def instance_of(text: str) -> tuple[str, int]:
+    """Return the cloud instance that a text counts and its devices, none where it counts devices or is wrong.
+
+    >>> instance_of("2xp5.48xlarge"), instance_of("8xh100")
+    (('p5.48xlarge', 8), ('', 0))
+    """
+    from shardwise.hardware import counted_text, instance_devices
+
+    try:
+        name = counted_text(text)[2]
+        each = instance_devices(name)
+    except InputError:
+        return "", 0
+    return (name, each) if each else ("", 0)
+
+
+def on_count(text: str, count: int) -> dict[str, Any]:
+    """Return the flags of so many of the devices of a text: of an instance or of a file they may be a part.
+
+    >>> on_count("64xh100", 16), on_count("2xp5.48xlarge", 8), on_count("2xp5.48xlarge", 12)
+    ({'on': '16xh100'}, {'on': '1xp5.48xlarge'}, {'on': '2xp5.48xlarge', 'num_devices': 12})
+    """
+    if text.endswith(".toml") and not text[0].isdigit():
+        return {"on": text, "num_devices": count}
+    _, each = instance_of(text)
+    part = {"num_devices": count} if each and count % each else {}
+    return {"on": sized(text, count), **part}
 
 
 def values_of(spec: str, field: str) -> list[str]:
@@ -123,20 +156,23 @@ def order_of(order: tuple[str, ...]) -> tuple[str, ...]:
     return order if "tp2" in order else (*order[:at], "tp2", *order[at:])
 
 
-def on_devices(inputs: Inputs, device: str, num_devices: int) -> str:
-    """Return the text of so many of the devices that were asked for, nodes of as many as there."""
+def on_devices(inputs: Inputs, device: str, num_devices: int) -> dict[str, Any]:
+    """Return the flags of so many of the devices that were asked for, nodes of as many as there."""
+    from shardwise.hardware import Cluster, counted_text
+
     text = str(inputs.values["on"])
     if "," in text:
-        from shardwise.hardware import Cluster
-
         text = next(one for one in text.split(",") if Cluster.parse(one.strip()).device.name == device).strip()
-    shape = SHAPE.fullmatch(text)
-    if shape is None:
-        return text if num_devices == 1 else f"{num_devices}x{device}"
-    first, second, name = shape.groups()
+    of_file = text.endswith(".toml") and not text[0].isdigit()
+    if of_file or instance_of(text)[1]:
+        whole = Cluster.load(text, inputs.get("follow", False)) if of_file else Cluster.parse(text)
+        return {"on": text} if whole.num_devices == num_devices else on_count(text, num_devices)
+    first, second, name = counted_text(text)
+    if first is None:
+        return {"on": text if num_devices == 1 else f"{num_devices}x{device}"}
     if int(first) * int(second or 1) == num_devices:
-        return text
+        return {"on": text}
     if second is None or num_devices % min(num_devices, int(second)):
-        return f"{num_devices}x{name}"
+        return {"on": f"{num_devices}x{name}"}
     each = min(num_devices, int(second))
-    return f"{num_devices // each}x{each}x{name}"
+    return {"on": f"{num_devices // each}x{each}x{name}"}

@@ -4,5 +4,13 @@ from shardwise.hardware._catalogue import Lookup, device_names, device_to_toml, 
 from shardwise.hardware._clouds import COMMITMENTS, Offer, find_rented, offers
 from shardwise.hardware._context import context_bytes
 from shardwise.hardware._device import Device, Fact, Tier, find_link
-from shardwise.hardware._parse import OVERRIDES, Cluster, build_cluster, part_of, says_how_many
+from shardwise.hardware._parse import (
+    OVERRIDES,
+    Cluster,
+    build_cluster,
+    counted_text,
+    instance_devices,
+    part_of,
+    says_how_many,
+)
 from shardwise.hardware._quantity import close_to

@@ -64,9 +64,9 @@ _TIER: Mapping[str, Quantity] = MappingProxyType({"size": COUNT, "bandwidth": RA
 
 def cluster_of_text(make: type[Cluster], text: str, overrides: Mapping[str, object]) -> Cluster:
     """Return the cluster of a text and its overrides; see `Cluster.parse`."""
-    first, second, name = _counted(text)
+    first, second, name = counted_text(text)
     problems = Problems()
-    rented, words = find_rented(name) or (None if spelled(name) else of_family(name)), overrides.get("price")
+    rented, words = _rented(name), overrides.get("price")
     named_price = isinstance(words, str) and bool(_WORDS.fullmatch(words.strip()))
     given = _read_overrides({k: v for k, v in overrides.items() if not (named_price and k == "price")}, problems)
     if rented is not None and second:
@@ -94,10 +94,10 @@ def cluster_of_text(make: type[Cluster], text: str, overrides: Mapping[str, obje
     return built(make, text.strip(), instance, {**counts, **given})
 
 
-def _counted(text: object) -> tuple[str | None, str | None, str]:
+def counted_text(text: object) -> tuple[str | None, str | None, str]:
     """Return the numbers before a name, and the name, which may be that of an instance that begins with a digit.
 
-    >>> _counted("32x8xh100"), _counted("2x1H100.80S.32V"), _counted("2x4090"), _counted("H100:8")
+    >>> counted_text("32x8xh100"), counted_text("2x1H100.80S.32V"), counted_text("2x4090"), counted_text("H100:8")
     (('32', '8', 'h100'), ('2', None, '1H100.80S.32V'), ('2', None, '4090'), ('8', None, 'H100'))
     """
     whole = text.strip() if isinstance(text, str) else ""
@@ -119,13 +119,28 @@ def _counted(text: object) -> tuple[str | None, str | None, str]:
     return match[1], match[2], match[3]
 
 
+def _rented(name: str) -> Rented | None:
+    """Return the cloud instance of a name, None where it is a device or unknown."""
+    return find_rented(name) or (None if spelled(name) else of_family(name))
+
+
+def instance_devices(name: str) -> int:
+    """Return the devices of the cloud instance of a name, 0 where it is none.
+
+    >>> instance_devices("p5.48xlarge"), instance_devices("h100")
+    (8, 0)
+    """
+    rented = _rented(name)
+    return rented.devices if rented else 0
+
+
 def says_how_many(text: str) -> bool:
     """Return whether a text says how many devices there are, and not their kind alone.
 
     >>> says_how_many("8xh100"), says_how_many("H100:8"), says_how_many("h100"), says_how_many("4090")
     (True, True, False, False)
     """
-    return _counted(text)[0] is not None
+    return counted_text(text)[0] is not None
 
 
 def _instances(
