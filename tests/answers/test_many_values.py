@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,14 @@ def test_a_limit_of_one_plan_is_its_exit_status() -> None:
     done = run(*TRAIN, "--max-step", "1ms", "--json")
     assert done.status == 1 and done.tree["broken"]["max_step"] == done.tree["step_seconds"]
     assert run(*INFER, "--max-ttft", "1us").out.startswith("MISSES    --max-ttft")
+
+
+def test_a_limit_without_its_unit_is_seen_to_be_of_another_size() -> None:
+    """A verdict shows each limit beside what it judges: 200 is seconds, so a limit meant as 200 ms reads 3.33 min."""
+    met = run(*INFER, "--max-ttft", "200")
+    assert met.status == 0 and re.match(r"MEETS +--max-ttft: [\d.]+ ms, the limit 3.33 min\n", met.out)
+    both = run(*INFER, "--max-ttft", "1us", "--max-latency", "1h")
+    assert both.status == 1 and re.match(r"MISSES +--max-ttft: .* the limit 1.00 us\nMEETS +--max-latency", both.out)
 
 
 def test_what_moves_an_answer_is_ordered() -> None:

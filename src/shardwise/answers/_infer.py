@@ -13,6 +13,7 @@ from shardwise.answers._energy import Energy, asked_energy, energy_lines, energy
 from shardwise.answers._evidence import evidence_lines, evidence_tree, fits_at, interval_tree, show_band
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
+from shardwise.answers._limits import limited
 from shardwise.answers._page import (
     DARK,
     DOT,
@@ -29,7 +30,6 @@ from shardwise.answers._page import (
     show_verdict,
 )
 from shardwise.answers._plot import check_drawable, plotted
-from shardwise.answers._search_flags import limited
 from shardwise.answers._waves import waves_lines, waves_of
 from shardwise.errors import InputError
 from shardwise.records import dataclass, replace

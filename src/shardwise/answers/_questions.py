@@ -13,9 +13,9 @@ from shardwise.answers._files import command_words, write_text
 from shardwise.answers._flags import MANY
 from shardwise.answers._from import take
 from shardwise.answers._inputs import Inputs, read_values
+from shardwise.answers._limits import broken_limits, limit_values, show_limit
 from shardwise.answers._page import Page
-from shardwise.answers._search_flags import broken_limits, limit_values, show_limit
-from shardwise.answers._value_lists import on_count
+from shardwise.answers._value_lists import on_count, sized
 from shardwise.errors import InputError, Problem, near
 from shardwise.plans.fields import meant
 from shardwise.records import dataclass

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _converters as k
-from shardwise.answers._answer import Answer
 from shardwise.answers._converters import Converter
 from shardwise.answers._flags import Flag, flag_table, infer_flags, plan_flags, risk_flags, train_flags
 from shardwise.answers._value_lists import AT_MOST, UNIONS, several
 from shardwise.plans.fields import DEPLOYED, PLAN, SERVING, TRAINING, keys
 from shardwise.plans.partition import SHIFTS
 from shardwise.records import replace
-from shardwise.units import parse_count, parse_seconds, show_bytes, show_seconds
-
-if TYPE_CHECKING:
-    from shardwise.answers._page import Page
+from shardwise.units import parse_count, parse_seconds
 
 _RANGE = re.compile(r"[1-9]\d{0,8}(\.\.[1-9]\d{0,8})?")
 COUNTS = ("recompute_layers",)
@@ -309,59 +303,6 @@ def serve_flags() -> dict[str, Flag]:
         ("risk", k.CHANCE, "chance to carry the load within every limit, by published runs, such as 80%"),
     )
     return {**kept, **_OF_LOAD, **limits}
-
-
-# What a limit holds against a report: the value, and whether it may not be more.
-_HELD: dict[str, tuple[Callable[[Any], float | None], bool]] = {
-    "max_step": (lambda report: report.whole_step_seconds, True),
-    "max_time": (lambda report: report.training_seconds, True),
-    "min_free": (lambda report: -report.verdict.short_by_bytes, False),
-    "max_ttft": (lambda report: report.request_ttft_seconds, True),
-    "max_tpot": (lambda report: report.request_tpot_seconds, True),
-    "max_latency": (lambda report: report.request_seconds, True),
-    "max_cost": (lambda report: getattr(report, "usd_per_million_output_tokens", getattr(report, "usd", None)), True),
-    "min_rate": (lambda report: report.output_tokens_per_second, False),
-}
-
-
-def broken_limits(values: Mapping[str, Any], report: Any) -> dict[str, float | None]:
-    """Return the limits that one plan breaks, each with its value; None is not known, which breaks a limit too."""
-    broken = {}
-    for key in _HELD.keys() & values.keys():
-        value_of, is_most = _HELD[key]
-        value = value_of(report)
-        if value is None or (value > values[key] if is_most else value < values[key]):
-            broken[key] = value
-    return dict(sorted(broken.items()))
-
-
-def limit_values(values: Mapping[str, Any], report: Any) -> dict[str, float | None]:
-    """Return what the limits that were asked of one plan judge."""
-    return {key: of(report) for key, (of, _) in _HELD.items() if key in values}
-
-
-def limited(values: Mapping[str, Any], answer: Answer, report: Any) -> Answer:
-    """Return an answer that says which limits are broken, with status 1 where one is; as it is where none was asked."""
-    if not _HELD.keys() & values.keys():
-        return answer
-    broken = broken_limits(values, report)
-
-    def page() -> Page:
-        made = answer.page()
-        for at, (key, value) in enumerate(broken.items()):
-            text = f"--{key.replace('_', '-')}: {show_limit(key, value) if value is not None else 'not known'}"
-            made.lines.insert(at, [("MISSES    ", "bold red"), (text, "bold red")])
-        return made
-
-    return Answer(1 if broken else answer.status, lambda: {**answer.tree(), "broken": broken}, page)
-
-
-def show_limit(key: str, value: float | None) -> str:
-    """Return what a limit judges as it is shown."""
-    if value is None:
-        return "-"
-    other = f"{value:,.2f}" if key in ("max_cost", "min_rate") else show_seconds(value)
-    return f"{show_bytes(value)} free" if key == "min_free" else other
 
 
 # How many replicas is found.

@@ -13,6 +13,7 @@ from shardwise.answers._case import load_the_cluster, load_the_model
 from shardwise.answers._converters import fail
 from shardwise.answers._flags import MANY
 from shardwise.answers._inputs import Inputs, read_values
+from shardwise.answers._limits import broken_limits
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._questions import (
@@ -25,7 +26,6 @@ from shardwise.answers._questions import (
     title_of,
     write_rows,
 )
-from shardwise.answers._search_flags import broken_limits
 from shardwise.answers._solve_numbers import Alone, Keeps, fewest, largest, real
 from shardwise.errors import InputError, Problems
 from shardwise.records import replace

@@ -12,8 +12,8 @@ from shardwise.answers._evidence import fits_at
 from shardwise.answers._files import command_words
 from shardwise.answers._from import settled
 from shardwise.answers._inputs import Inputs
+from shardwise.answers._limits import limited
 from shardwise.answers._plot import check_drawable, plotted, timed
-from shardwise.answers._search_flags import limited
 from shardwise.answers._train_page import savers_table, train_page
 from shardwise.answers._train_tree import train_tree
 from shardwise.errors import InputError
