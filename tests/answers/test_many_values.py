@@ -23,6 +23,16 @@ def test_every_row_is_the_answer_of_its_values() -> None:
     }
 
 
+def test_a_table_says_what_it_assumes() -> None:
+    """What every row rests on stands once, and what rests on one of several devices, such as its price, under it."""
+    out = " ".join(run("infer", "llama-3.1-8b", "--on", "l40s,h100", "--batch", "8").out.split())
+    assumed = out[out.index("ASSUMED") :]
+    assert assumed.count("- engine vllm") == 1
+    assert "- l40s: price = " in assumed and "- h100: price = " in assumed and "- batch" not in assumed
+    varied = " ".join(run(*TRAIN, "--vary", "tp=1,2").out.split())
+    assert "- seq_len 4096: not given" in varied and "fills 8 devices" not in varied
+
+
 def test_values_that_laws_refuse_are_rows_that_say_why() -> None:
     """A table is not lost for one value that cannot be; where none can be, the problems are the answer."""
     done = run(*TRAIN, "--vary", "tp=2,3", "--json")

@@ -123,6 +123,7 @@ class VaryPoint:
     """Energy of a million tokens, None where the watts of the devices are not known."""
     plan: str = ""
     """The best plan in words, where a search is asked."""
+    assumed: tuple[str, ...] = ()
 
     def keeps(self, inputs: Inputs) -> bool:
         """Return whether it keeps the verdict, at the risk that was asked, and every limit, as the best plan does."""
@@ -176,7 +177,8 @@ class Questions:
             own.problems.raise_if_any()
             report = self._home.ask(own)
             plan = self._home.described(own, report) if own.command == "plan" else ""
-            return VaryPoint(values, report, kwh=_kwh(own, report), plan=plan)
+            assumed = tuple(dict.fromkeys((*own.notes, *report.assumptions)))
+            return VaryPoint(values, report, kwh=_kwh(own, report), plan=plan, assumed=assumed)
         except InputError as error:
             return VaryPoint(values, problems=error.problems)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers._answer import Answer
 from shardwise.answers._converters import fail
 from shardwise.answers._inputs import Inputs
-from shardwise.answers._page import Page, command_lines
+from shardwise.answers._page import Page, assumptions, command_lines
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._questions import Questions, VaryPoint, again, kind_of, points_table, title_of, write_rows
 from shardwise.answers._value_lists import MOST_ROWS, SHAPE, sized, values_of
@@ -97,6 +97,27 @@ def _plans(page: Page, points: Sequence[VaryPoint]) -> None:
         page.note(f"{', '.join(f'{name} {value}' for name, value in point.values.items())}: {point.plan}")
 
 
+def _assumed(points: Sequence[VaryPoint]) -> list[str]:
+    """Return what was assumed of every value, then of each of several devices alone, such as its price.
+
+    What else differs, such as the replicas that fill the devices, follows from the values.
+    """
+    answered = [point for point in points if point.report is not None]
+    everywhere = _shared(answered)
+    devices = dict.fromkeys(point.values["on"] for point in answered if "on" in point.values)
+    alone = [
+        f"{device}: {note}"
+        for device in devices
+        for note in _shared([point for point in answered if point.values["on"] == device])
+        if note not in everywhere
+    ]
+    return [*everywhere, *alone]
+
+
+def _shared(points: Sequence[VaryPoint]) -> list[str]:
+    return [note for note in points[0].assumed if all(note in point.assumed for point in points)]
+
+
 def _table(inputs: Inputs, width: int) -> Answer:
     questions, grid = Questions(inputs), grid_of(inputs)
     for key in grid:
@@ -117,6 +138,8 @@ def _table(inputs: Inputs, width: int) -> Answer:
         page.blank()
         points_table(page, points, inputs, tuple(grid))
         _plans(page, points)
+        page.blank()
+        assumptions(page, _assumed(points))
         page.blank()
         command_lines(page, "AGAIN", again(inputs, {}))
         return page
