@@ -27,10 +27,22 @@ def test_a_table_says_what_it_assumes() -> None:
     """What every row rests on stands once, and what rests on one of several devices, such as its price, under it."""
     out = " ".join(run("infer", "llama-3.1-8b", "--on", "l40s,h100", "--batch", "8").out.split())
     assumed = out[out.index("ASSUMED") :]
-    assert assumed.count("- engine vllm") == 1
+    assert assumed.count("- input_tokens 512: not given") == assumed.count("- engine vllm") == 1
     assert "- l40s: price = " in assumed and "- h100: price = " in assumed and "- batch" not in assumed
     varied = " ".join(run(*TRAIN, "--vary", "tp=1,2").out.split())
     assert "- seq_len 4096: not given" in varied and "fills 8 devices" not in varied
+
+
+def test_sizes_that_nobody_gave_are_assumed_by_infer() -> None:
+    """Seconds and dollars of a token rest on the batch and on both lengths: each is listed where it was not given."""
+
+    def assumed(*words: str) -> list[str]:
+        notes = run("infer", "llama-3.1-8b", "--on", "1xh100", "--json", *words).tree["assumptions"]
+        return [note.partition(" ")[0] for note in notes if note.endswith(": not given")]
+
+    assert assumed() == ["batch", "input_tokens", "output_tokens"]
+    assert assumed("--input-tokens", "100") == ["batch", "output_tokens"]
+    assert assumed("--batch", "1", "--input-tokens", "100", "--output-tokens", "0") == []
 
 
 def test_values_that_laws_refuse_are_rows_that_say_why() -> None:

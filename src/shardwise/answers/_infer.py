@@ -54,10 +54,17 @@ def ask(inputs: Inputs) -> InferReport:
             inputs.merge(error, dtype="compute" if "compute" in inputs.values else "weights")
         else:
             inputs.problems.raise_if_any()
-            return replace(report, assumptions=tuple(dict.fromkeys((*inputs.notes, *report.assumptions))))
+            notes = (*inputs.notes, *_usual_sizes(inputs, report), *report.assumptions)
+            return replace(report, assumptions=tuple(dict.fromkeys(notes)))
     else:
         _check_alone(inputs)
     raise InputError(dict.fromkeys(inputs.problems.items))
+
+
+def _usual_sizes(inputs: Inputs, report: InferReport) -> list[str]:
+    """Return the batch and the lengths that nobody gave, on which every figure and the cost of a token rest."""
+    sizes = ("batch", "input_tokens", *(["output_tokens"] if report.case.model.generates else []))
+    return [f"{key} {getattr(report.job, key)}: not given" for key in sizes if key not in inputs.values]
 
 
 def _check_alone(inputs: Inputs) -> None:
