@@ -180,6 +180,16 @@ def test_the_command_answers(words: tuple[str, ...], status: int, said: str) -> 
         assert again["ttft"] == tree["best"][0]["ttft"]
 
 
+def test_a_load_without_limits_shows_the_latencies_of_the_best() -> None:
+    """The fewest devices may answer slowly: the verdict says how slowly, and for requests of which lengths."""
+    free = run(*COMMAND, "--on", "1xh100", "--tp", "1", "--top", "1").out
+    verdict = " ".join(free.partition("FRONT")[0].split())
+    assert "requests of 1,000 tokens in and 100 out p99 TTFT " in verdict
+    assert ", p99 TPOT " in verdict and "(--p99-ttft, --p99-tpot)" in verdict
+    limited = run(*COMMAND, "--on", "1xh100", "--tp", "1", "--top", "1", "--p99-ttft", "10s").out
+    assert "no limit was asked" not in limited and "the limit 10.00 s" in limited
+
+
 CLASSES = """[[class]]
 name = "chat"
 share = 0.75

@@ -273,7 +273,11 @@ def _best(page: Page, result: LoadResult, rate: str) -> None:
     title = f"{best.base.case.model.name} at {rate}: {best.devices} x {device}"
     page.label("BEST", title, "bold green", "bold")
     page.note(describe(best), "bold")
+    asked, made = (length.mean for length in (result.workload.input_tokens, result.workload.output_tokens))
+    page.note(f"requests of {asked:,.0f} tokens in and {made:,.0f} out")
     limit_lines(best, page, result.limits)
+    if not result.limits:
+        _unlimited(page, best)
     chance_line(best, page)
     if best.chance_to_meet < 0.5 and not best.options.risk:
         what = "to miss than to keep them" if result.limits else "not to carry it"
@@ -294,6 +298,14 @@ def _best(page: Page, result: LoadResult, rate: str) -> None:
             page.note(f"the queue grows by {rate_text(fewer.growth_per_second)}")
     for number, other in enumerate(result.best[1:], 2):
         page.note(f"{number}. {other.devices} devices: {describe(other)}")
+
+
+def _unlimited(page: Page, best: ServeReport) -> None:
+    """Append the latencies of a deployment that no limit was asked of: the fewest devices may answer slowly."""
+    known = [(metric, best.latencies[metric].get("p99")) for metric in ("ttft", "tpot")]
+    shown = ", ".join(f"p99 {metric.upper()} {show_seconds(value)}" for metric, value in known if value)
+    if shown:
+        page.note(f"{shown}; no limit was asked of them (--p99-ttft, --p99-tpot)", "bold")
 
 
 def _front(page: Page, result: LoadResult) -> None:
