@@ -186,7 +186,7 @@ def test_savers_that_fit_together_are_what_they_were_said_to_be(model: str) -> N
         again = json.loads(run(*words, "--json", *one["batches"].split(), *one["flags"].split()).out)
         assert (again["device_bytes"], again["step_seconds"]) == (one["device_bytes"], one["step_seconds"])
         assert one["flags"] in page or at >= 4
-    assert f"asked again beside {tree['proposals'][0]['batches']}" in page
+    assert f"computed with {tree['proposals'][0]['batches']}" in page
 
 
 @pytest.mark.parametrize(

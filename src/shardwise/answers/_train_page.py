@@ -191,7 +191,7 @@ def savers_table(page: Page, report: TrainReport, batches: str = "") -> None:
 
 
 def _batch_note(batches: str) -> str:
-    return f"asked again beside {batches}, which a saver may else change"
+    return f"computed with {batches}; without these the change may pick others"
 
 
 def _signed(value: float, show: Callable[[float], str]) -> str:
