@@ -113,7 +113,7 @@ def _numbers(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def test_a_load_has_the_same_answer_without_numpy(tmp_path: Path) -> None:
     """Every number of it to a billionth part, and every word."""
-    lines = [f"serve {load} --requests 100 --json" for load in LOADS]
+    lines = [f"serve {load} --requests 40 --json" for load in LOADS]
     without, usual = (_asked(library, lines, tmp_path) for library in ("numpy", "no_such_library"))
     for line, (status, told), (_, expected) in zip(lines, without, usual, strict=True):
         assert status in (0, 1), f"{line}: {told}"

@@ -29,13 +29,18 @@ JOBS: dict[str, dict[str, Any]] = {
 STACKS = ("megatron", "torchtitan", "deepspeed", "torch", "transformers")
 
 
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("model", ["llama-3.1-8b", "mixtral-8x7b"])
+# Every job on every stack, and each of both with a dense model and with experts.
+PAIRS = [
+    pytest.param(("llama-3.1-8b", "mixtral-8x7b")[(i + j) % 2], job, stack, id=f"{job}-{stack}")
+    for i, job in enumerate(JOBS)
+    for j, stack in enumerate(STACKS)
+]
+
+
+@pytest.mark.parametrize(("model", "job", "stack"), PAIRS)
 def test_no_plan_takes_less_than_its_state(model: str, job: str, stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state of a set of plans is at most the bytes of each of them, whatever the schedule and what is kept."""
     judged = 0
-    fitting = Job.fitting
 
     def compared(self: Job, rows: Any, cells: PlanSelection, at: Any = None) -> Any:
         nonlocal judged
@@ -46,9 +51,7 @@ def test_no_plan_takes_less_than_its_state(model: str, job: str, stack: str, mon
             device_bytes = np.broadcast_to(outputs[f"bytes {sharding}"], (modes, len(cells.rows)))
             assert (state <= device_bytes * (1 + 1e-12)).all(), sharding
             judged += device_bytes.size
-        # What is found to fit is kept from the search: what it takes in seconds is nothing to its bytes.
-        for _ in fitting(self, rows, cells, at):
-            pass
+        # Nothing is said to fit: what plans take in seconds is nothing to their bytes.
         yield from ()
 
     monkeypatch.setattr(Job, "fitting", compared)
