@@ -15,7 +15,7 @@ from shardwise.answers._from import take
 from shardwise.answers._inputs import Inputs, read_values
 from shardwise.answers._limits import broken_limits, limit_values, show_limit
 from shardwise.answers._page import Page
-from shardwise.answers._value_lists import on_count, sized
+from shardwise.answers._value_lists import on_count
 from shardwise.errors import InputError, Problem, near
 from shardwise.plans.fields import meant
 from shardwise.records import dataclass
