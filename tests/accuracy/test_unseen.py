@@ -1,4 +1,4 @@
-"""Runs on which nothing rests: as near, and as often inside the band, as the page says."""
+"""Runs on which no constant rests: as near, and as often inside the band, as the page says."""
 
 from __future__ import annotations
 
