@@ -21,11 +21,12 @@ from shardwise.serving._case import ServingQuestion, complete
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._engine import Engine, engine_names, engine_tables, find_engine
 from shardwise.serving._formats import cache_names, format_names
+from shardwise.serving._host import host_slowness, launches
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.serving._policy import _policy_row, policy_of
 from shardwise.serving._replayed import replayed_start
 from shardwise.serving._sizes import sizes_of
-from shardwise.serving._step import decode_cost, host_slowness, launches
+from shardwise.serving._step import decode_cost
 from shardwise.serving.load._steps import StepTable
 
 JOB = Serving(batch=16, input_tokens=512, output_tokens=128)

@@ -72,13 +72,14 @@ class CoreSizes:
 
 @dataclass(frozen=True, slots=True)
 class KeyHeads:
-    """The heads of keys and values of softmax attention: how many, their widths, and those of queries."""
+    """The heads of keys and values of softmax attention: how many, their widths, those of queries, learnt sinks."""
 
     heads: int
     head_dim: int
     value_dim: int
     query_heads: int
     windowed: bool
+    sinks: bool = False
 
 
 class Mixer:
@@ -271,7 +272,7 @@ class Attention(Mixer):
 
     def cached_heads(self) -> KeyHeads:
         """Those of a layer, whether it makes them itself or reads those of an earlier one."""
-        return KeyHeads(self.kv_heads, self.head_dim, self.value_dim, self.heads, windowed=self.window > 0)
+        return KeyHeads(self.kv_heads, self.head_dim, self.value_dim, self.heads, self.window > 0, self.sinks)
 
     def cost_breakpoints(self) -> tuple[int, ...]:
         """Its window or chunk, and the tokens that its indexer picks."""

@@ -44,7 +44,7 @@ from shardwise.serving._kernels import (
     prompt_seconds,
 )
 from shardwise.serving._narrow_cache import with_narrow_cache
-from shardwise.serving._picked import PickedKernel, choosing_seconds, picked_kernel, picked_seconds, with_picked
+from shardwise.serving._picked import PickedKernel, picked_kernel, with_picked
 from shardwise.serving._rates import (
     engine_rates,
     fp4_gains,
@@ -304,22 +304,18 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
         seconds = total((_product(costs, one) for one in _apart(costs, op)), 0 * op.forward_bytes)
         if op.role == "router" and not costs.fused_experts:
             # A softmax and the choice of experts, which fused experts hold, are kernels of their own, or one.
-            further = 1 if op.role in costs.merged else op.kernels - 1
-            seconds = seconds + further * costs.rates.memory_start
+            seconds = seconds + (1 if op.role in costs.merged else op.kernels - 1) * costs.rates.memory_start
     elif op.role == "softmax":
-        # The ledger's softmax reads and writes a score in 16 bits once.
-        moved = op.forward_bytes / 4 * costs.engine.attention.score_bytes
+        moved = op.forward_bytes / 4 * costs.engine.attention.score_bytes  # The ledger moves 16 bits in and out.
         seconds = moved / costs.rates.memory_bytes + op.kernels * costs.rates.memory_start
     else:
         seconds = kernel_seconds(costs.rates, op, "forward")
         if costs.engine.quantisation.activation_bytes > 2 and op.kind == "memory":
             wider = (costs.engine.quantisation.activation_bytes / 2 - 1) * op.forward_bytes
             seconds = seconds + wider / (costs.rates.memory_bytes * costs.kernels.cached_rate)
-    if costs.picked and op.kind == "attention":
-        walked = picked_seconds(costs.picked, (costs.peak, costs.cores), costs.rates.memory_start, op)
-        seconds = with_picked(costs.picked, costs.decoding, walked, op, seconds)
-    if op.role == "indexer":
-        seconds = seconds + choosing_seconds(costs.engine, costs.decoding, (costs.rates.memory_start, costs.cores), op)
+    if op.role in ("attention", "indexer"):
+        chip = (costs.peak, costs.cores, costs.rates.memory_start)
+        seconds = with_picked(costs.picked, costs.engine, chip, costs.decoding, op, seconds)
     return named(seconds, op.name)
 
 

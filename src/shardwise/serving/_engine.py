@@ -12,66 +12,10 @@ from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
 from shardwise.records import dataclass, replace
+from shardwise.serving._engine_host import HostSeconds
 from shardwise.serving._engine_memory import EngineMemory
 from shardwise.serving._formats import WeightFormat
 from shardwise.serving._runs import EngineFormats, EngineLayouts
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostSeconds:
-    """Seconds of the host, each for every such thing."""
-
-    step_seconds: float
-    sequence_seconds: float
-    block_seconds: float = 0.0
-    serial_seconds: float = 0.0
-    """Seconds of a step that pass before the next is scheduled where none is scheduled ahead of time."""
-    serial_families: str = ""
-    """The families of models, as a pattern, of which that is so beside cached prefixes, for their states."""
-    worker_doubling_seconds: float = 0.0
-    """Seconds of a step for each time that the tensor-parallel workers double."""
-    layer_seconds: float = 0.0
-    """Seconds between the kernels of a layer where no captured graph holds them."""
-    layer_kernels: int = 0
-    """Kernels of a layer that the ledger does not count, in place of those seconds where one has measured seconds."""
-    stage_seconds: float = 0.0
-    """Seconds to hand over from one part of a layer split to the next."""
-    copy_seconds: float = 0.0
-    """Seconds of a copy between the device and its host beside its bytes."""
-    row_split_seconds: float = 0.0
-    """Seconds of a layer and rank where each GEMM sends to all ranks and back."""
-    eager_prompts: bool = False
-    """Steps with prompts are launched module by module from Python, as those of transformers."""
-    eager_decode: bool = False
-    """Steps without prompts are launched so."""
-    captured_prompts: bool = False
-    """Steps with prompts are replayed but for their attention, where nothing in [static_share] speaks against it."""
-    captured_tokens: int = 0
-    """Most tokens of a step that is replayed from a captured graph instead, with prompts or without."""
-    captured_of_family: tuple[tuple[str, int], ...] = ()
-    """The same on families of devices."""
-    captured_by_memory: bool = False
-    """Decode steps of more sequences than are captured for the memory of the device ([static_share]) are launched too.
-    """
-    captured_sequences: int = 0
-    """Sequences of the largest decode step that is captured, where a launch says other than that."""
-    captured_per_sequence: int = 0
-    """The same for each token that a step verifies of the sequences that may run, where that is less."""
-    compiled_prompts: bool = False
-    """Python launches what a compiler has left: norms and activations write what narrow GEMMs read."""
-
-    def most_captured(self, family: str) -> int:
-        """Return the tokens of the largest captured step on a family of devices.
-
-        >>> [find_engine("vllm").host.most_captured(family) for family in ("hopper", "blackwell")]
-        [512, 1024]
-        """
-        return self.captured_tokens and dict(self.captured_of_family).get(family, self.captured_tokens)
-
-    @property
-    def module_launch_seconds(self) -> float:
-        """Seconds of the host for each kernel of a step that Python launches, which run behind the kernels before."""
-        return find_stack("transformers").module_launch_seconds if self.eager_prompts else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

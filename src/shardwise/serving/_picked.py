@@ -61,19 +61,20 @@ def picked_seconds(kernel: PickedKernel, chip: tuple[X, float], start: X, op: Op
     return waves * each * cores / kernel.cores + start
 
 
-def with_picked(kernel: PickedKernel | None, decoding: bool, walked: X, op: Op[X], seconds: X) -> X:
-    """Return seconds of attention, where `walked` are those of the kernel of picked latents."""
-    if kernel is None or op.role != "attention":
+def with_picked(
+    kernel: PickedKernel | None, engine: Engine, chip: tuple[X, float, X], decoding: bool, op: Op[X], seconds: X
+) -> X:
+    """Return seconds of attention or of its indexer, beside the choice of what attention reads.
+
+    `chip` are the peak of the device, its cores and the seconds of a small kernel.
+    """
+    peak, cores, small = chip
+    if op.role == "indexer":
+        each = engine.attention.pick_key_seconds * op.columns * ceil(op.rows / cores) if decoding else 0 * seconds
+        return seconds + engine.attention.indexer_kernels * small + each
+    if kernel is None:
         return seconds
+    walked = picked_seconds(kernel, (peak, cores), small, op)
     if decoding:
         return maximum(seconds, walked)
     return above(op.columns, kernel.prompts_above, walked, seconds) if kernel.prompts_above >= 0 else seconds
-
-
-def choosing_seconds(engine: Engine, decoding: bool, starts: tuple[X, float], op: Op[X]) -> X:
-    """Return seconds of an indexer beside its scores: `starts` are those of a small kernel, and the device's cores."""
-    small, cores = starts
-    seconds = engine.attention.indexer_kernels * small
-    if not (decoding and engine.attention.pick_key_seconds):
-        return seconds
-    return seconds + engine.attention.pick_key_seconds * op.columns * ceil(op.rows / cores)

@@ -15,10 +15,10 @@ from shardwise.ledger.opened import OpenColumn, is_opening, named_each
 from shardwise.ledger.traced import leaf, tracing
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
+from shardwise.serving._host import replayed_tokens
 from shardwise.serving._ledger import EngineStep
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import ServingSizes, sizes_of, take_rows
-from shardwise.serving._step import replayed_tokens
 from shardwise.serving.load._batches import Batches, fullest
 from shardwise.serving.load._cycle_prices import PROMPTS, Added, CycleSteps, PromptPrices, between
 from shardwise.serving.load._lockstep import Cycles
@@ -332,8 +332,8 @@ def _prompt_prices(
     )
     if one_token is None:
         return prices, None
-    beside = replace(one_token, phase="prefill")
-    return prices, _priced(launched_ahead(beside_prompts(case)), sizes, rows, beside)[1]
+    single_tokens = replace(one_token, phase="prefill")
+    return prices, _priced(launched_ahead(beside_prompts(case)), sizes, rows, single_tokens)[1]
 
 
 def _whole_pieces(cut: Ubatches, sizes: Any, attention: Any, start: Any) -> Any:

@@ -20,14 +20,14 @@ from typing import Any, Literal
 
 from shardwise.arrays import np
 from shardwise.cost import family_of
-from shardwise.models import Attention
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
+from shardwise.serving._host import replayed_tokens
 from shardwise.serving._ledger import EngineStep
 from shardwise.serving._sizes import ServingSizes, sizes_of
 from shardwise.serving._speculation import tokens_per_step
-from shardwise.serving._step import decode_cost, replayed_tokens, step_cost
+from shardwise.serving._step import decode_cost, step_cost
 from shardwise.serving.load._ubatches import ubatches_of
 
 # The largest head of FlashAttention 2.
@@ -96,10 +96,10 @@ def runs_as_prompts(case: ServingCase) -> bool:
     vllm/v1/attention/backends/flash_attn.py, supports_head_size, supports_sink and supports_kv_cache_dtype;
     vllm/platforms/cuda.py, _get_backend_priorities: FlashInfer, then Triton).
     """
-    mixers = [mixer for block in case.model.kinds for mixer in block.mixers]
+    heads = [mixer.cached_heads() for block in case.model.kinds for mixer in block.mixers]
     if family_of(case.cluster.device) not in case.engine.attention.beside_prompts or case.cache_element_bytes < 2:
         return False
-    return all(isinstance(one, Attention) and not one.sinks and one.head_dim <= _FLASH_HEAD for one in mixers)
+    return all(one and not one.sinks and one.head_dim <= _FLASH_HEAD for one in heads)
 
 
 def beside_prompts(case: ServingCase) -> ServingCase:
