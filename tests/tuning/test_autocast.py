@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from shardwise import Cluster, Plan, Training, load_model, train
+from shardwise.ledger.op import Op
 from shardwise.plans import find_stack, tuning_of
-from shardwise.training import TrainingOptions, TrainReport
+from shardwise.records import replace
+from shardwise.training import TrainingOptions, TrainReport, ledger_of
 from shardwise.training._assumed import stated
 
 JOB: dict[str, Any] = {
@@ -20,11 +22,18 @@ JOB: dict[str, Any] = {
 }
 
 
-def report(model: str, precision: str, stack: str = "transformers", base: str = "nf4") -> TrainReport:
-    """A step of QLoRA on one device."""
+def report(model: str, precision: str, stack: str = "transformers", base: str = "nf4", **changed: Any) -> TrainReport:
+    """A step of QLoRA on one device, in a stack of which some fields are `changed`."""
     job = Training(base=base, precision=precision, **JOB)
     plan = Plan(micro_batch=1, recompute="full")
-    return train(load_model(model), Cluster.parse("a100-sxm-80gb"), plan, job, TrainingOptions(stack=find_stack(stack)))
+    options = TrainingOptions(stack=replace(find_stack(stack), **changed))
+    return train(load_model(model), Cluster.parse("a100-sxm-80gb"), plan, job, options)
+
+
+def layer_ops(of: TrainReport) -> dict[str, Op[Any]]:
+    """The operators of a layer by name."""
+    kind = ledger_of(of.case.model, of.case.plan, of.case.kinds, of.evaluation.layout).kinds[0]
+    return {op.name: op for op in kind.ops}
 
 
 @pytest.mark.parametrize(
@@ -67,3 +76,27 @@ def test_groups_of_heads_in_fp32_have_no_fused_kernel() -> None:
     assert plain.evaluation.memory[0].moments["backward"] - cast.evaluation.memory[0].moments["backward"] > 9 * scores
     assert any("attention in steps" in note for note in stated(plain.case))
     assert not any("attention in steps" in note for note in stated(cast.case))
+
+
+def test_gemms_between_norms_in_fp32_cast_what_they_take_and_give() -> None:
+    """TRL before 0.20 leaves norms in fp32: Linear4bit casts to 16 bits and back, and layers are in fp32 between."""
+    wide, plain = (layer_ops(report("llama-2-7b", "", "trl-2024", narrow_norm_bytes=width)) for width in (4.0, 0.0))
+    D, F, T = 4096, 11008, 2048
+    # fp32 is read and 16 bits written of what each layer takes, and the other way round of what it gives.
+    for name, layers, inner, columns in (("qkv", 3, D, 3 * D), ("mlp.up", 2, D, 2 * F), ("mlp.down", 1, F, D)):
+        assert wide[name].widened_bytes - plain[name].widened_bytes == 6 * T * (layers * inner + columns)
+    assert wide["out"].widened_bytes == plain["out"].widened_bytes
+    assert wide["mlp.activation"].forward_bytes == 2 * plain["mlp.activation"].forward_bytes
+    assert wide["norm1"].forward_bytes == 28 / 36 * plain["norm1"].forward_bytes
+    assert wide["rotary"].forward_bytes == 2 * plain["rotary"].forward_bytes + 6 * T * 2 * D
+    assert wide["attention"] == plain["attention"]
+
+
+def test_gemms_of_gptq_give_16_bits_whatever_norms_are() -> None:
+    """Other formats have kernels whose results are in 16 bits, as their inputs are."""
+    wide, plain = (
+        layer_ops(report("llama-2-7b", "", "trl-2024", "gptq4", narrow_norm_bytes=width)) for width in (4.0, 0.0)
+    )
+    assert [(op.name, op.forward_bytes) for op in wide.values()] == [
+        (op.name, op.forward_bytes) for op in plain.values()
+    ]

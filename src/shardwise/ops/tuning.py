@@ -42,7 +42,39 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
         tuned_ops = [_with_importance(t, op) for op in tuned_ops]
     if t.wide_layers:
         tuned_ops = [_off_units(op) for op in tuned_ops]
+    if wide_results(y, t):
+        tuned_ops = [_in_fp32(y, op) for op in tuned_ops]
     return tuple(_with_other_adapters(t, op) for op in tuned_ops) if t.reference or t.critic else tuple(tuned_ops)
+
+
+def wide_results(y: Layout[X], tuning: Tuning) -> bool:
+    """Return whether GEMMs of narrow weights give fp32 for the norm's fp32 that they take in 16 bits, under autocast.
+
+    bitsandbytes 0.49 nn/modules.py Linear4bit.forward: x.to(compute_dtype), and the result back to x's own type, of
+    which autocast knows nothing. Attention takes and gives 16 bits (transformers modeling_flash_attention_utils.py;
+    aten/src/ATen/autocast_mode.h has SDPA among what it lowers), and with the stream all is in fp32 again.
+    """
+    return tuning.base.bitsandbytes and tuning.wide_stream and tuning.autocast and y.a < 4
+
+
+# What element-wise kernels move in fp32 over what they move in 16 bits. Norms in steps cast nothing then, and 28 and 56
+# bytes an element are left of 36 and 72.
+_IN_FP32 = {"norm": 2.0, "add": 2.0, "rotary": 2.0, "activation": 2.0}
+_STEPS_IN_FP32 = 28 / 36
+
+
+def _in_fp32(y: Layout[X], op: Op[X]) -> Op[X]:
+    """Return an operator between GEMMs of narrow weights whose results are in fp32 (`wide_results`).
+
+    Queries and keys are copied to 16 bits for the kernel of attention, and their gradients back.
+    """
+    if op.kind != "memory" or op.role not in _IN_FP32:
+        return op
+    share = _STEPS_IN_FP32 if op.role == "norm" and y.stack.norm == "eager" else _IN_FP32[op.role]
+    copied = 3 * op.output_bytes if op.role == "rotary" else 0 * op.forward_bytes
+    return replace(
+        op, forward_bytes=share * op.forward_bytes + copied, backward_bytes=share * op.backward_bytes + copied
+    )
 
 
 def _off_units(op: Op[X]) -> Op[X]:
@@ -124,9 +156,12 @@ def frozen(y: Layout[X], tuning: Tuning, op: Op[X]) -> Op[X]:
     one = total((divide(w.elements, max(len(op.parts), 1)) for w in matrices), 0 * y.tokens)
     # Beside the gradient of 16-bit logits there are those in fp32, where the trainer holds them.
     outputs = op.output_bytes * (3 if op.role == "head" and y.stack.loss_kernel == "chunked-fp32" else 1)
-    # Each layer makes 16 bits of the fp32 that it takes, and fp32 of what it gives (8 bytes in place of 4).
+    # Each layer makes 16 bits of the fp32 that it takes, and fp32 of what it gives (8 bytes in place of 4, or of 2).
     layers, cast = max(len(op.parts), 1), 4 * op.rows
-    cast = cast * ((2 * layers - 1) * op.inner + op.columns) if tuning.wide_layers else 0 * cast
+    if wide_results(y, tuning) and op.role != "out":
+        cast = 6 * op.rows * (layers * op.inner + op.columns)
+    else:
+        cast = cast * ((2 * layers - 1) * op.inner + op.columns) if tuning.wide_layers else 0 * cast
     return replace(
         without_gradients,
         dtype=tuning.compute if tuning.wide_layers else op.dtype,
