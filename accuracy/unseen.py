@@ -19,11 +19,9 @@ from accuracy.published import rows_of
 from shardwise.measured import Comparison, errors_of
 
 FILES = tuple(
-    HERE / "data" / "unseen" / f"{name}.csv"
-    for name in (
-        *(f"training_unseen{one}" for one in ("", "_frameworks", "_labs", "_experts", "_tuning", "_dense")),
-        *(f"inference_unseen{one}" for one in ("", "_labs", "_cookbook", "_steps")),
-        "training_unseen_cards",
+    sorted(
+        (path for path in (HERE / "data" / "unseen").glob("*.csv") if not path.name.startswith("collectives")),
+        key=lambda path: (path.name.startswith("inference"), path.name),
     )
 )
 _SERVED = {
