@@ -322,3 +322,20 @@ def test_a_search_for_serving_loads_nothing_of_training() -> None:
     code = "import sys, shardwise.answers._plan_infer, shardwise.search._sensitivity; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not [name for name in done.stdout.split() if name.startswith("shardwise.training")]
+
+
+def test_experts_split_over_groups_of_attention_are_found_where_they_are_asked_for() -> None:
+    """Two groups whose ranks split each expert, as vLLM runs them without expert parallelism, are a layout to search.
+
+    A whole model on each device would not fit; without a word of etp it divides the tensor-parallel ranks.
+    """
+    model, cluster = load_model("qwen3-235b-a22b"), Cluster.parse("2xh200-sxm-141gb")
+    job = Serving(input_tokens=1000, output_tokens=100, weights="fp8-block")
+    two, one = (IntRanges.parse(word) for word in ("2", "1"))
+    space = ServingSpace(tp=one, pp=one, dp=two, ep=one, etp=two, batch=IntRanges.parse("1..8"))
+    best = plan_serving(model, cluster, job, space, SearchOptions(top=1)).best[0]
+    assert (best.plan.dp, best.plan.ep, best.plan.etp) == (2, 1, 2)
+    again = infer(model, cluster, Plan(dp=2, etp=2), replace(job, batch=best.job.batch))
+    assert best.output_tokens_per_second == again.output_tokens_per_second
+    free = plan_serving(model, cluster, job, replace(space, etp=IntRanges()), SearchOptions(top=1))
+    assert not free.best

@@ -148,7 +148,7 @@ def why_empty_serving(grid: ServingGrid) -> list[Problem]:
         problems += _axis_problems(space, ("ep", "etp"), counts, layers)
     problems = problems or _product_problem(space, ("tp", "pp", "dp"), counts)
     if not problems and grid.has_experts:
-        rule = "must fill the tensor-parallel ranks with experts, and etp must divide them"
+        rule = "must fill the tensor-parallel ranks with experts, and with etp divide tp x dp"
         problems = [
             Problem(axis, written(getattr(space, axis)), rule, "widen ep, etp or tp")
             for axis in ("ep", "etp")

@@ -164,12 +164,14 @@ class ServingGrid:
     def _experts(self, tp: int, ways: list[int]) -> list[tuple[int, int]]:
         """Return (ep, etp) as engines have it: etp divides the tensor-parallel ranks, and experts fill those at least.
 
-        Weights that replicas share leave experts within the tensor-parallel ranks. vLLM docs, expert parallel
-        deployment; SGLang docs, --ep-size and --moe-dp-size (2026).
+        Of groups of attention an etp that is asked for may split experts over the ranks of all, as vLLM does without
+        --enable-expert-parallel. Weights that replicas share leave experts within the tensor-parallel ranks. vLLM docs,
+        data and expert parallel deployment; SGLang docs, --ep-size and --moe-dp-size (2026).
         """
         if not self.has_experts:
             return [(1, 1)]
-        every = product(self.space.ep.of(ways), self.space.etp.of(w for w in ways if tp % w == 0))
+        asked = bool(self.space.etp.ranges)
+        every = product(self.space.ep.of(ways), self.space.etp.of(w for w in ways if asked or tp % w == 0))
         most = tp if self.job.shard_weights else self.cluster.num_devices**2
         return [(ep, etp) for ep, etp in every if (ep * etp >= tp or tp % ep) and ep * etp <= most]
 
