@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from shardwise.cost import (
     Datasheet,
@@ -59,7 +59,7 @@ def _stated(products: str, family: str, engine: Engine, model: str, unspread: bo
     >>> _stated("bf16", "blackwell", find_engine("sglang"), "qwen3_moe") is None
     True
     """
-    rows: Sequence[Mapping[str, Any]] = engine_tables().get("experts", ())
+    rows = cast(Sequence[Mapping[str, Any]], engine_tables().get("experts", ()))
     own, chooses = (engine.kernels, family, products), engine.operators
     for one in rows:
         fits = own == (one["engine"], one["family"], one["weights"])
