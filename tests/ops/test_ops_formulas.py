@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ops.helpers import layout
 from shardwise.ledger.saved import Checkpoint, keep, tensor_bytes
-from shardwise.models import MLP, Attention, Block, LatentAttention
+from shardwise.models import MLP, Attention, Block, LatentAttention, Projection
 from shardwise.ops.block import block_ops
 from shardwise.ops.layout import Layout
 
@@ -90,3 +90,19 @@ def test_a_transformers_layer_keeps_its_form(stack: str, attention: str, k: int,
     else:
         layer += 4 * width * N * H + (6 if width == 2 else 4) * N * S
     assert found == 2 * S * layer
+
+
+@given(small, st.integers(2, 8))
+def test_streams_of_hyper_connections_move_around_each_branch(k: int, n: int) -> None:
+    """Per value of one stream 3 n - 1 are read or written more forward and 10 n backward, and the branch's is kept."""
+    D, y = 256 * k, layout()
+
+    def block(streams: int) -> Block:
+        mixes = Projection(name="hyper_connection", inputs=n * D, outputs=24, linear=False, streams=streams)
+        return Block(mixers=(), feed_forward=MLP(ffn=4 * D), extras=(mixes,))
+
+    one, several = block_ops(y, block(1), D), block_ops(y, block(n), D)
+    stream = 2 * D * 2 * 64
+    for way, times in (("forward_bytes", 3 * n - 1), ("backward_bytes", 10 * n)):
+        assert sum(getattr(op, way) for op in several) - sum(getattr(op, way) for op in one) == times * stream
+    assert kept(y, block(n), D) - kept(y, block(1), D) == stream

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from laws.helpers import report, tried
 from laws.strategies import Wanted, cases
 from shardwise.hardware import Cluster
-from shardwise.models import MLP, Attention, Block, Model, MoE, load_model
+from shardwise.models import MLP, Attention, Block, Model, MoE, Projection, load_model
 from shardwise.plans import CONTEXT_KINDS, Plan, Training, find_stack
 from shardwise.plans._placement import GROUPS, named_groups
 from shardwise.training import CommReport, TrainingCase, TrainingOptions, comm
@@ -112,6 +112,23 @@ def test_each_boundary_is_crossed_once_each_way(case: TrainingCase) -> None:
     micro = case.job.global_batch // (plan.dp * plan.micro_batch)
     hops = plan.pp * plan.vpp - 1 if plan.pp > 1 else 0
     assert sum(sends) == pytest.approx(2 * hops * micro)
+
+
+def test_stages_hand_on_every_stream_of_hyper_connections() -> None:
+    """Between two stages a model of four residual streams sends four times what one of its width with one does."""
+
+    def sent(streams: int) -> float:
+        mixes = Projection(name="hyper_connection", inputs=512 * streams, outputs=24, linear=False, streams=streams)
+        core = Attention(heads=8, kv_heads=8, head_dim=64)
+        block = Block(mixers=(core,), feed_forward=MLP(ffn=1024), extras=(mixes,))
+        model = Model(name="streams", family="random", hidden=512, vocab=32000, layers=(block,) * 4)
+        plan, job = Plan(pp=2, sharding="none"), Training(seq_len=2048, global_batch=4)
+        found = comm(model, Cluster.parse("2xh100-sxm-80gb"), plan, job, TrainingOptions(stack="megatron"))
+        assert all(f.message.size_bytes == 2 * prod(f.message.shape) for f in found.flows[0])
+        return found.axes["pp"].cluster_bytes
+
+    assert sent(1) == 2 * 4 * 2048 * 512 * 2
+    assert sent(4) == 4 * sent(1)
 
 
 def _dense(draw: st.DrawFn) -> Model:

@@ -27,7 +27,8 @@ class Projection:
     One `of_sequence` is applied to the first token of each sequence alone (poolers, classifiers). `besides` is the
     number of tokens of a sequence that it is not applied to (class tokens and registers beside patches). What is no
     `linear` layer of its class, but a convolution or a parameter, has no adapters. Of several `instances` in a layer
-    one runs; the weights of the others are those of other layers.
+    one runs; the weights of the others are those of other layers. What mixes residual `streams` around a branch reads
+    all of them.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Projection:
     besides: int = 0
     linear: bool = True
     instances: int = 1
+    streams: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,6 +244,11 @@ class Architecture:
     def has_experts(self) -> bool:
         """Whether some layer is a mixture of experts."""
         return any(block.has_experts for block in self.kinds)
+
+    @property
+    def streams(self) -> int:
+        """Residual streams that a layer hands to the next."""
+        return max((p.streams for block in self.kinds for p in block.extras), default=1)
 
     @property
     def has_windows(self) -> bool:

@@ -30,7 +30,7 @@ from shardwise.ops.adapter_parts import NO_LAYER, matches, modules_of
 from shardwise.ops.adapters import prefix_table
 from shardwise.ops.attention import attention
 from shardwise.ops.compressed import compressed_attention
-from shardwise.ops.elementwise import branch_scale, norm, only_weights, residual_add, vector
+from shardwise.ops.elementwise import branch_scale, mixed_streams, norm, only_weights, residual_add, vector
 from shardwise.ops.experts import moe
 from shardwise.ops.feed_forward import mlp
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
@@ -188,6 +188,7 @@ def _extras(y: Layout[X], block: Block, D: int) -> list[Op[X]]:
     """Projections, norms and vectors that the family has beside the standard operators."""
     region = "extras"
     ops = [projection(y, p, region) for p in block.extras]
+    ops += [mixed_streams(y, p.name, D, region, p.streams) for p in block.extras if p.streams > 1]
     for i in range(1, block.extra_norms + 1):
         ops.append(norm(y, f"extra_norm{i}", D, block.norm, y.residual(f"extra_norm{i}.input", D, region), region))
     if block.extra_vectors:

@@ -213,3 +213,24 @@ def residual_add(y: Layout[X], name: str, D: int, region: str) -> Op[X]:
     mask = Tensor(name=f"{name}.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born=region)
     moved = (3 * stream + mask.size_bytes, 5 * stream + mask.size_bytes)
     return memory_op(y, name, region, moved, saves=(mask,), output_bytes=stream, role="add")
+
+
+def mixed_streams(y: Layout[X], name: str, D: int, region: str, streams: int) -> Op[X]:
+    """Return what n residual streams move around a branch, beside the projection of all and the addition of one.
+
+    Forward a weighted sum reads n and writes one, and the branch's output is spread over n that are mixed: it and n
+    are read, n written. Backward two kernels read n gradients each, one of them n streams and the output too, and write
+    n + 1; the sum's reads n + 1 and writes n; then the three gradients of the streams are added (Megatron-LM of
+    2026-08, branch dev, core/fusions/fused_mhc_kernels.py and core/transformer/hyper_connection.py fused_add_3; forward
+    as much in vLLM and SGLang). The mixing itself waits on no memory.
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> op = mixed_streams(whole_layout(1, 4), "hyper_connection_mlp", 8, "extras", 4)
+    >>> op.forward_bytes / 64, op.backward_bytes / 64
+    (11.0, 40.0)
+    """
+    one, n = y.a * y.residual_tokens * y.residual_width(D), streams
+    output = Tensor(name=f"{name}.branch", size_bytes=one, born=region)
+    added = 3  # streams that `residual_add` moves either way
+    moved = ((3 * n + 2 - added) * one, (10 * n + 3 - added) * one)
+    return memory_op(y, f"{name}.streams", region, moved, saves=(output,), output_bytes=n * one, role="add")

@@ -255,8 +255,8 @@ def paging_seconds(costs: CostModel[X], moved: X) -> X:
 
 
 def boundary_bytes(case: TrainingCase, y: Layout[X]) -> X:
-    """Return the bytes of the residual stream that one stage hands to the next."""
-    return y.residual("boundary", case.model.hidden, "").size_bytes
+    """Return the bytes of the residual streams that one stage hands to the next (Megatron-LM schedules.py)."""
+    return case.model.streams * y.residual("boundary", case.model.hidden, "").size_bytes
 
 
 def scatters_sends(case: TrainingCase) -> bool:

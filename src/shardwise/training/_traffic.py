@@ -325,7 +325,7 @@ def _between(traffic: Traffic, index: int) -> Iterator[Flow]:
     shape = PipelineShape(
         num_stages=sizes.pp, num_chunks=sizes.vpp, num_micro=sizes.num_micro, send=0.0, overlap_send=True
     )
-    rows = e.layout.residual_tokens, e.layout.residual_width(case.model.hidden)
+    rows = e.layout.residual_tokens, case.model.streams * e.layout.residual_width(case.model.hidden)
     scattered, stream = scatters_sends(case), boundary_bytes(case, e.layout)
     sent = [(phase, toward, n) for phase, toward, n in _sends(traffic, e.stages[index], shape) if n]
     whole = sum(n for _, _, n in sent) or 1.0

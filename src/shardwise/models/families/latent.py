@@ -14,7 +14,7 @@ from shardwise.models.families.moe import dense_beside, with_mtp
 from shardwise.models.families.recurrent import delta_attention
 from shardwise.records import replace
 
-_STREAMS = "the streams of hyper-connections are counted as projections, their extra residual traffic is not"
+_STREAMS = "layers that run again are counted to keep one of the residual streams of hyper-connections"
 _INDEXED = ("deepseek_v32", "glm_moe_dsa")
 _NO_CORRECTION = ("deepseek_v2", "mistral4")
 
@@ -127,7 +127,7 @@ def _hyper_connections(config: Config, streams: int, mixes: int) -> tuple[Projec
     """What mixes the residual streams before and behind attention and the feed-forward of a layer."""
     inputs = streams * config.size("hidden_size")
     return tuple(
-        Projection(name=f"hyper_connection_{i}", inputs=inputs, outputs=mixes, linear=False)
+        Projection(name=f"hyper_connection_{i}", inputs=inputs, outputs=mixes, linear=False, streams=streams)
         for i in ("attention", "mlp")
     )
 
