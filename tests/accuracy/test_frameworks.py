@@ -133,6 +133,7 @@ def test_cells_tell_the_variant_of_a_stack(stack: str, row: dict[str, str], expe
         ("pytorch-compiled", {"framework": "lightning-thunder benchmark (plain PyTorch)"}, "loss", "eager"),
         ("fsdp2-compiled-loss", {"notes": "chunked loss"}, "loss", "compiled"),
         ("megatron", {"notes": "dispatcher HybridEP"}, "dispatch", "deduplicated"),
+        ("megatron-bridge-2606", {"model": "deepseek-v4-flash"}, "overlap_experts", "never"),
         ("megatron", {"notes": "DeepEP", "framework": "Megatron-Core 2026-06"}, "dispatch", "deepep-1"),
         ("fsdp2", {"notes": "DeepEP", "framework": "torchtitan (2025-11)"}, "dispatch", "deepep-1"),
         ("fsdp2", {"notes": "DeepEP", "framework": "torchtitan (2026-09)"}, "dispatch", "deduplicated"),
