@@ -2,9 +2,9 @@
 
 `python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/*.csv` every row with its
 prediction. The second file is of frameworks that hardly another row is of, the third of laboratories that none is of,
-the fourth of mixtures of experts, the fifth of fine-tuning, the sixth of dense models; then come servers, static
-batches and verification cards. Collectives of several laboratories lie beside them (collectives_unseen.csv), and in no
-line of the table.
+the fourth of mixtures of experts, the fifth of fine-tuning, the sixth of dense models, the seventh of 2026 with eight
+to 256 devices; then come servers, static batches and verification cards. Collectives of several laboratories lie beside
+them (collectives_unseen.csv), and in no line of the table.
 """
 
 from __future__ import annotations
