@@ -373,6 +373,31 @@ def test_kernels_that_send_a_token_once_take_what_was_measured(
 
 
 @pytest.mark.parametrize(
+    ("cluster", "group", "size", "measured", "within"),
+    [
+        # CoreWeave's GB200, 72 a domain, 2 and 20 of them, of which the rate is, and Oracle's GB300, 64 a domain.
+        ("144xgb200", (72, 144), 2.0**34, 0.042067, 0.02),
+        ("1440xgb200", (72, 1440), 2.0**34, 0.084625, 0.08),
+        ("128xgb300", (64, 128), 2.0**34, 0.04617, 0.1),
+        ("128xgb300", (64, 128), 2.0**33, 0.02405, 0.13),
+    ],
+)
+def test_trees_over_several_domains_take_what_was_measured(
+    cluster: str, group: tuple[int, ...], size: float, measured: float, within: float
+) -> None:
+    """An all-reduce over domains of several hosts passes each as a node of a tree, and not all at the switch's rate."""
+    links = network_of(Cluster.parse(cluster), Efficiencies())
+    assert collective_seconds(links, "all_reduce", size, group) == pytest.approx(measured, rel=within)
+
+
+def test_only_domains_of_several_hosts_are_nodes_of_trees() -> None:
+    """Nodes of eight B200 have a ring over their adapters; a bound of the whole rate has no trees."""
+    assert net(64, "b200-sxm-180gb", Efficiencies()).links[0].trees_bytes_per_second == 0
+    assert net(144, "gb200", IDEAL).links[0].trees_bytes_per_second == 0
+    assert net(144, "gb200", Efficiencies()).links[0].trees_bytes_per_second == pytest.approx(0.46 * 900e9)
+
+
+@pytest.mark.parametrize(
     ("device", "ranks", "narrow", "wide", "back"),
     [
         ("b200-sxm-180gb", 8, 349e9, 494e9, 420e9),

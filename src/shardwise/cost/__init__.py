@@ -21,6 +21,7 @@ from shardwise.cost._bands import (
     typical_waiting,
 )
 from shardwise.cost._copies import Copies, exchanged_bytes, leaving_share
+from shardwise.cost._engine_reduce import EngineReduce, reduce_of, reduce_seconds
 from shardwise.cost._kernels import (
     PARTS,
     PARTS_IN_SECONDS,
@@ -48,7 +49,6 @@ from shardwise.cost._kernels import (
     tiled_parts,
 )
 from shardwise.cost._network import (
-    EngineReduce,
     HostRates,
     Network,
     NetworkLink,
@@ -56,8 +56,6 @@ from shardwise.cost._network import (
     collective_seconds,
     host_of,
     network_of,
-    reduce_of,
-    reduce_seconds,
     sent_bytes,
     unlinked,
     with_peers,

@@ -13,10 +13,10 @@ from typing import Any, Generic
 
 from shardwise.cost._copies import Copies, copied_seconds, leaving_share
 from shardwise.cost._rates import Efficiencies
-from shardwise.cost._records import CollectiveFit, ReduceFit
+from shardwise.cost._records import CollectiveFit
 from shardwise.cost._tables import constants, family_of
 from shardwise.cost._torus import Packages, Torus, torus_of
-from shardwise.hardware import Cluster, Device, Tier, find_link
+from shardwise.hardware import Cluster, Tier, find_link
 from shardwise.ledger.number import X, above, is_plain, log2, maximum, minimum, power
 from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import leaf, named
@@ -85,6 +85,8 @@ class NetworkLink(Generic[X]):
     collectives: Mapping[str, CollectiveRates[X]]
     in_network: bool
     nominal_bytes_per_second: float = 0.0
+    trees_bytes_per_second: float = 0.0
+    """Rate of NCCL's NVLS trees over several domains, where one has several hosts (0: not measured)."""
 
     def wire(self, verb: Verb) -> CollectiveRates[X]:
         """Return what a collective gets of this tier."""
@@ -170,10 +172,13 @@ def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> NetworkLink[
     nominal = find_link(cluster.device.fast_link if fast else "network").latency_seconds
     extra = max(tier.latency_seconds - nominal, 0.0)
     wires = {verb: collective_rates_of(tier, row, imposed, fast, extra) for verb, row in rows.items()}
+    rate, trees = tier.bytes_per_second, 0.0
     if fast and not (imposed.ideal or imposed.fast_link or imposed.fast_bytes_per_second):
         wires = {verb: replace(wire, torus=torus_of(cluster)) for verb, wire in wires.items()}
-    rate = tier.bytes_per_second
-    return NetworkLink(name=tier.name, collectives=wires, in_network=tier.in_network, nominal_bytes_per_second=rate)
+        if tier.in_network and tier.size > cluster.devices_per_node:
+            trees = leaf(f"{tier.name} bytes/s of trees", rows["all_reduce"].trees_efficiency * rate)
+    return NetworkLink(name=tier.name, collectives=wires, in_network=tier.in_network, nominal_bytes_per_second=rate,
+                       trees_bytes_per_second=trees)  # fmt: skip
 
 
 def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
@@ -307,6 +312,9 @@ def collective_seconds(
         ring, latency = _wire(wire, verb, volume, (inner, hops), (below, at)), hops * wire.step_seconds
         if copies and fanout > 1 and wire.copied[0] and link is net.links[0]:
             ring = copied_seconds(size, copies, (n, at), wire.copied) * (unlinked(wire, at) if wire.peers else 1)
+        if verb == "all_reduce" and link.trees_bytes_per_second:
+            # A domain of d is a node of trees that passes 2 (d - 1) / d of a tensor up, and as much down.
+            ring = maximum(ring, 2 * (1 - at / n) * size / link.trees_bytes_per_second)
         if wire.tree is not None:
             # The faster algorithm; a tree's seconds count as those of its wire. Inside each domain its ranks are a
             # chain, passed twice (NCCL src/graph/tuning.cc: 2 ((ranks / nodes - 1) within + log2(nodes) between)).
@@ -323,55 +331,6 @@ def collective_seconds(
     for wire_seconds in wires[1:]:
         slowest = maximum(slowest, wire_seconds)
     seconds = named(slowest, "wire") + named(steps, "latency")
-    return above(n, 1, above(size, 0, seconds, 0 * seconds), 0 * seconds)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineReduce:
-    """An engine's all-reduce on a kind of device: its constants, and whether the switch reduces."""
-
-    fit: ReduceFit
-    in_network: bool
-    source: str
-
-
-def reduce_of(device: Device, engine: str) -> EngineReduce | None:
-    """Return the all-reduce of an engine inside a node, None where that of NCCL stands.
-
-    An engine without a measurement takes vLLM's; a kind of link that was not measured in the family has none.
-
-    >>> from shardwise.hardware import find_device
-    >>> reduce_of(find_device("h100-sxm-80gb").device, "vllm").in_network
-    True
-    >>> reduce_of(find_device("a100-pcie-80gb").device, "vllm") is None
-    True
-    """
-    table = constants().families[family_of(device)].all_reduce
-    fit = table.get(engine, table.get("vllm"))
-    if fit is None or not device.fast_link.startswith(fit.link):
-        return None
-    return EngineReduce(fit=fit, in_network=device.fast_in_network, source=fit.source)
-
-
-def reduce_seconds(reduce: EngineReduce, bytes_per_second: X | float, size: X, n: X) -> X:
-    """Return seconds of an all-reduce of `size` bytes over n ranks of one node, over links of a rate.
-
-    The faster of reading (n - 1) tensors at once, and a ring's 2 (n - 1) / n, or 1 + 1/n where the switch reduces.
-
-    >>> from shardwise.hardware import find_device
-    >>> vllm = reduce_of(find_device("h100-sxm-80gb").device, "vllm")
-    >>> 4e-6 < reduce_seconds(vllm, 450e9, 16384, 8) < 8e-6
-    True
-    """
-    c, others = reduce.fit, n - 1
-    direct = c.start_seconds + c.step_seconds * others + others * size / (c.direct * bytes_per_second)
-    volume = 2 * others / n * size
-    if reduce.in_network:
-        volume = minimum(volume, (1 + 1 / n) * size)
-    wire = (volume + power(c.half_bytes * volume, 0.5)) / (c.efficiency * bytes_per_second)
-    if c.crowding:
-        wire = wire * power(maximum(n / 2, 1), c.crowding)
-    seconds = minimum(direct, c.ring_start_seconds + c.ring_step_seconds * others + wire)
     return above(n, 1, above(size, 0, seconds, 0 * seconds), 0 * seconds)
 
 

@@ -184,6 +184,7 @@ class CollectiveFit:
     copied_efficiency: float = 0.0
     copied_rank_seconds: float = 0.0
     queued_seconds: float = 0.0
+    trees_efficiency: float = 0.0
     source: str = ""
 
 
