@@ -44,6 +44,23 @@ def parse_count(text: str, field: str = "count") -> float:
     return value * _DECIMAL[unit.lower()]
 
 
+def in_digits(text: str) -> tuple[int, str]:
+    """Return the whole number that a text may mean and its digits, of k and M both that they may mean; -1 for none.
+
+    >>> in_digits("1e6"), in_digits("32k"), in_digits("1.5")
+    ((1000000, '1000000'), (32000, '32000, or 32768 for 32 * 1024'), (-1, ''))
+    """
+    try:
+        number = parse_count(text)
+    except (InputError, OverflowError):
+        return -1, ""
+    if number != int(number):
+        return -1, ""
+    match = re.fullmatch(r"(\d{1,9})([km])", text.strip().lower(), re.ASCII)
+    factor = {"k": 1024, "m": 1024**2}[match[2]] if match else 0
+    return int(number), f"{int(number)}" + (f", or {int(match[1]) * factor} for {match[1]} * {factor}" if match else "")
+
+
 def parse_bytes(text: str, field: str = "bytes") -> float:
     """Return bytes from text such as "80GiB", "80GB", "512 MiB"; a bare number is bytes.
 

@@ -445,3 +445,19 @@ def test_groups_of_attention_within_tp_are_said_as_here(engine: str, flags: str,
     assert run(*asked, *words.split()).status == 0
     assert "attention data" not in run(*asked, "--engine", "vllm", "--tp", "16", "--dp", "16").err
     assert "did you mean --dp" in run(*asked, "--enable-dp-attention").err
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("1e5", "must be in digits alone; write 100000"),
+        ("32k", "must be in digits alone; write 32000, or 32768 for 32 * 1024"),
+        ("8.0", "must be in digits alone; write 8"),
+        ("1e12", "must be at most 1,000,000,000"),
+        ("1.5", "must be a whole number of at least 1; write a number such as 8"),
+    ],
+)
+def test_a_whole_number_in_other_words_is_told_its_digits(value: str, words: str) -> None:
+    """An exponent, a suffix or a point is no digit: the number that was meant is told, and what is too many is."""
+    done = run("serve", "gpt2", "--on", "1xh100", "--users", value)
+    assert done.status == 2 and f"users = '{value}': {words}" in done.err

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError, Problem, near, plain
 from shardwise.records import dataclass
-from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
+from shardwise.units import in_digits, parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
 
 if TYPE_CHECKING:
     from shardwise.plans.fields import Field
 
 
-# Beyond these no model, cluster or job is meant, and products of them stay finite.
-MOST_WHOLE = 10**9
+MOST_WHOLE = 10**9  # beyond it no model, cluster or job is meant, and products stay finite
 MOST_ITEMS = 10_000
 MOST = 1e24
 LEAST = 1e-12
@@ -51,21 +50,22 @@ def fail(field: str, value: object, rule: str, remedy: str) -> InputError:
 def whole(least: int = 1, most: int = MOST_WHOLE) -> Converter:
     """Return the kind of whole numbers in a range.
 
-    >>> whole().read("8", "tp"), whole().read(8, "tp")
-    (8, 8)
+    >>> whole().read("8", "tp")
+    8
     """
 
     def read(value: object, field: str) -> int:
         remedy = f"write a number such as {max(least, 8) if most >= 8 else most}"
         if isinstance(value, str) and _DIGITS.fullmatch(value.strip()) and len(value) <= 40:
             value = int(value.strip())
-        if not isinstance(value, int) or isinstance(value, bool):
+        size, digits = (value, "") if isinstance(value, int) and not isinstance(value, bool) else in_digits(str(value))
+        if size < least:
             raise fail(field, value, f"must be a whole number of at least {least}", remedy)
-        if value < least:
-            raise fail(field, value, f"must be a whole number of at least {least}", remedy)
-        if value > most:
+        if size > most:
             raise fail(field, value, f"must be at most {most:,}", remedy)
-        return value
+        if digits:
+            raise fail(field, value, "must be in digits alone", f"write {digits}")
+        return size
 
     return Converter(read, "N", schema={"type": ["integer", "string"], "minimum": least, "maximum": most})
 
