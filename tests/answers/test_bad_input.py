@@ -461,3 +461,11 @@ def test_a_whole_number_in_other_words_is_told_its_digits(value: str, words: str
     """An exponent, a suffix or a point is no digit: the number that was meant is told, and what is too many is."""
     done = run("serve", "gpt2", "--on", "1xh100", "--users", value)
     assert done.status == 2 and f"users = '{value}': {words}" in done.err
+
+
+@pytest.mark.parametrize("words", ["plan serve gpt2 --on h100 --rate 1", "export vllm gpt2 --on h100"])
+def test_an_unknown_flag_names_the_help_of_its_kind(words: str) -> None:
+    """Kinds of a command have flags of their own, which the help of another kind does not list."""
+    done, kind = run(*shlex.split(words), "--bogus", "3"), " ".join(words.split()[:2])
+    assert done.status == 2 and f"is not a flag of {kind}; `shardwise {kind} --help` lists them" in done.err
+    assert run(*shlex.split(words)[:2], "--help").out.startswith(f"shardwise {kind} MODEL [flags]")

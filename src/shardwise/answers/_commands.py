@@ -137,11 +137,13 @@ def _plan(kind: str = "") -> Command:
     if kind == "serve":
         exits = "exit status: 0 found, 1 nothing keeps the limits, 2 bad input"
         flags = {"what": what, **_MODEL, **_flags.FROM_SERVER, **own, **_flags.ENERGY, **many, **_flags.PLOT, **OUTPUT}
-        return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
+        return Command(
+            "plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"), kind="serve"
+        )
     server = _flags.FROM_SERVER if kind == "infer" else {}
     flags = {"what": what, **_MODEL, **server, **own, **many, **_flags.PLOT, **OUTPUT}
     exits = "exit status: 0 found, 1 nothing fits, 2 bad input"
-    return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
+    return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"), kind=kind)
 
 
 def _sweep() -> Command:
@@ -185,10 +187,11 @@ def _export(kind: str = "") -> Command:
         )
     }
     served = {**_flags.FROM_SERVER, **serve_flags(), **_flags.infer_flags()}
-    own = served if kind in SERVERS else _flags.train_flags()
-    flags = {**target, **_MODEL, **own, **wrap, **write, **OUTPUT}
+    case = served if kind in SERVERS else _flags.train_flags()
+    flags = {**target, **_MODEL, **case, **wrap, **write, **OUTPUT}
     exits = "exit status: 0 written, 2 bad input, or what the target cannot be told"
-    return Command("export", SUMMARIES["export"], ("target", "model"), flags, exits, ("target", "model", "on"))
+    own = ("target", "model")
+    return Command("export", SUMMARIES["export"], own, flags, exits, (*own, "on"), kind=kind)
 
 
 def _validate() -> Command:
@@ -360,6 +363,12 @@ def _usage(flag: Flag) -> tuple[str, str]:
     return f"{short}{flag.option} {flag.kind.word}".rstrip(), flag.help
 
 
+def _usage_words(command: Command) -> str:
+    """Return a command as it is typed, with its places; the place of the kind is the kind, where one is asked for."""
+    places = command.positionals[1:] if command.kind else command.positionals
+    return " ".join((command.words, *(place.upper() for place in places)))
+
+
 def help_of(command: Command, width: int = 80) -> Answer:
     """Return the help of one command."""
 
@@ -367,7 +376,7 @@ def help_of(command: Command, width: int = 80) -> Answer:
         from shardwise.answers._page import Page
 
         made = Page(width)
-        made.add((f"shardwise {command.name} {' '.join(p.upper() for p in command.positionals)} [flags]", "bold"))
+        made.add((f"shardwise {_usage_words(command)} [flags]", "bold"))
         for piece in textwrap.wrap(command.help, width):
             made.add((piece, ""))
         others = dict.fromkeys(f.group for f in command.flags.values())

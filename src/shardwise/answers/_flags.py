@@ -42,6 +42,13 @@ class Command:
     exits: str = ""
     required: tuple[str, ...] = ()
     many: bool = False
+    kind: str = ""
+    """The word that stands behind its name where each kind has flags of its own, as in `plan serve`."""
+
+    @property
+    def words(self) -> str:
+        """The command as it is typed."""
+        return f"{self.name} {self.kind}".strip()
 
 
 _LORA = {"adapter": "lora"}

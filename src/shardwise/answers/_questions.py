@@ -157,8 +157,12 @@ class Questions:
         if key not in fields:
             other = [_DEVICES if word == "on" else word for word in meant(key, fields)]
             close = other or near(key, fields)
-            remedy = f"did you mean {' or '.join(close)}?" if close else f"{self.command.name} --help lists them"
-            raise fail(flag, key, f"is not a field of {self.command.name}", remedy)
+            remedy = (
+                f"did you mean {' or '.join(close)}?"
+                if close
+                else f"`shardwise {self.command.words} --help` lists them"
+            )
+            raise fail(flag, key, f"is not a field of {self.command.words}", remedy)
 
     def raw(self, values: Mapping[str, object]) -> dict[str, object]:
         """Return what a command line with these values says."""

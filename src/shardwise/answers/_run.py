@@ -345,7 +345,7 @@ def _find(name: str, command: Command) -> tuple[Flag | None, bool]:
 def _remedy(key: str, command: Command) -> str:
     """Return which flag may be meant: the one that other systems call so, else one that is spelt alike."""
     options = {field: flag.option for field, flag in command.flags.items()}
-    lists = f"`shardwise {command.name} --help` lists them"
+    lists = f"`shardwise {command.words} --help` lists them"
     long = next((field for field, short in _flags.SHORT.items() if short == f"-{key}"), key)
     known = meant(key, options) or ((long,) if long in options else ())
     elsewhere = [] if known else [name for name, other in _commands.every().items() if long in other.flags]
@@ -377,9 +377,9 @@ def _report_unknown(scanned: ScannedWords, unknown: list[tuple[str, str | None]]
         spare = len(scanned.words) > len(command.positionals) or "from" in scanned.given or _valued(key)
         if value is not None and value in scanned.words and spare:
             scanned.words.remove(value)
-        scanned.problems.add(key, value, f"is not a flag of {command.name}", _remedy(key, command))
+        scanned.problems.add(key, value, f"is not a flag of {command.words}", _remedy(key, command))
     if len(unknown) > MOST_NAMED:
-        rule = f"is one of {len(unknown)} flags that {command.name} does not have"
+        rule = f"is one of {len(unknown)} flags that {command.words} does not have"
         scanned.problems.add("arguments", unknown[MOST_NAMED][0], rule, "correct those above first")
         return
     for word in () if command.many else scanned.words[len(command.positionals) :][:MOST_NAMED]:
