@@ -88,3 +88,19 @@ def test_words_of_other_tools_name_the_value(typed: str, says: str) -> None:
     """A value that other tools spell like none of ours is answered with the one that it means."""
     done = run("train", "llama-3.2-1b", "--on", "rtx-4090", "--seq-len", "512", *typed.split())
     assert done.status == 2 and says in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("train llama-3.1-8b 8xh100", "write devices as --on 8xh100"),
+        ("train llama-3.1-8b 8 --on 8xh100", "write flags as --flag value"),
+        ("train llama-3.1-8b --on 8xh100 --dtype fp8", "write --precision fp8, or use w"),
+        ("infer llama-3.1-8b --on 8xh100 --dtype int4", "write --weights int4, or use w"),
+        ("infer llama-3.1-8b --on 8xh100 --dtype w8", "use w"),
+    ],
+)
+def test_what_stands_in_the_wrong_place_is_named_with_its_flag(words: str, remedy: str) -> None:
+    """Devices without --on, and a format given as a preset of bits: the remedy is the flag that takes it."""
+    problems = run(*words.split(), "--json").tree["error"]["problems"]
+    assert problems[0]["remedy"].startswith(remedy)

@@ -192,11 +192,24 @@ def take_dtype(inputs: Inputs, key: str) -> None:
     if name is None or "dtype" in inputs.bad:
         return
     if name not in DTYPES:
-        inputs.fail("dtype", name, "is not a preset of bits", f"use {nearest(name, tuple(DTYPES), 3)}")
+        meant = f"write --{key} {name}, or " if _is_known(key, name) else ""
+        inputs.fail("dtype", name, "is not a preset of bits", f"{meant}use {nearest(name, tuple(DTYPES), 3)}")
     elif inputs.values.get(key, name) != name:
         inputs.fail("dtype", name, f"gives {key} too", f"give one of dtype and {key}")
     else:
         inputs.values[key] = inputs.values.pop("dtype")
+
+
+def _is_known(key: str, name: str) -> bool:
+    """Return whether a precision of training, or a format of weights, has a name."""
+    from shardwise.plans import find_precision
+    from shardwise.serving import find_format
+
+    try:
+        (find_precision if key == "precision" else find_format)(name)
+    except InputError:
+        return False
+    return True
 
 
 def make_job(inputs: Inputs, model: Model | None) -> Training:

@@ -17,6 +17,7 @@ from shardwise.answers._files import read_case, write_case
 from shardwise.answers._flags import ALIASES, FROM, Command, Flag
 from shardwise.answers._inputs import WRITTEN, CaseFile, Inputs, known_keys, read_values
 from shardwise.answers._typed import joined
+from shardwise.answers._value_lists import SHAPE
 from shardwise.errors import InputError, Problems, near
 from shardwise.plans.fields import meant
 from shardwise.records import dataclass
@@ -383,6 +384,6 @@ def _report_unknown(scanned: ScannedWords, unknown: list[tuple[str, str | None]]
         scanned.problems.add("arguments", unknown[MOST_NAMED][0], rule, "correct those above first")
         return
     for word in () if command.many else scanned.words[len(command.positionals) :][:MOST_NAMED]:
-        scanned.problems.add(
-            "arguments", word, f"is one word too many for {command.name}", "write flags as --flag value"
-        )
+        devices = "on" in command.flags and "on" not in scanned.given and SHAPE.fullmatch(word)
+        remedy = f"write devices as --on {word}" if devices else "write flags as --flag value"
+        scanned.problems.add("arguments", word, f"is one word too many for {command.name}", remedy)
