@@ -230,6 +230,27 @@ def test_a_hub_id_is_read_through_the_hub_client(monkeypatch: pytest.MonkeyPatch
         load_model("someone/gone")
 
 
+@pytest.mark.parametrize(
+    ("error", "rule"),
+    [
+        ("GatedRepoError", "gated on the hub: accept its licence on its page, then `hf auth login` or set HF_TOKEN"),
+        ("RepositoryNotFoundError", "no model of the hub, or a private one"),
+        ("LocalEntryNotFoundError", "the hub is not reached"),
+    ],
+)
+def test_what_the_hub_refuses_says_what_to_do(error: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gated model asks for its licence, one that is not there for its spelling, a lost network for neither."""
+
+    def fetch(repo: str, file: str) -> str:
+        raise type(error, (OSError,), {})
+
+    client: Any = types.ModuleType("huggingface_hub")
+    client.hf_hub_download = fetch
+    monkeypatch.setitem(sys.modules, "huggingface_hub", client)
+    with pytest.raises(InputError, match=re.escape(rule)):
+        load_model("someone/gated")
+
+
 def test_loading_a_model_imports_nothing_heavy() -> None:
     """Reading a catalogue model needs the standard library alone."""
     code = (

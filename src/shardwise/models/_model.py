@@ -17,6 +17,7 @@ from shardwise.libraries import how_to_install
 from shardwise.models._architecture import Architecture
 from shardwise.models._contexts import released_context
 from shardwise.models._copies import split_copy, stored_by
+from shardwise.models._hub import why_unfetched
 from shardwise.models._importer import FilePart, architecture_from_config
 from shardwise.models._sizes import architecture_from_sizes
 from shardwise.notebook import Card, CardLine
@@ -347,7 +348,7 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: FilePart) ->
     try:
         file = hf_hub_download(word, "config.json")
     except Exception as error:  # the hub's client raises many kinds, all meaning that there is no file to read
-        raise _fail(word, f"cannot be fetched from the hub ({type(error).__name__})") from None
+        raise _fail(word, why_unfetched(error)) from None
 
     def fetched() -> str:
         try:
