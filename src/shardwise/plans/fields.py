@@ -331,9 +331,7 @@ def renamed(table: Iterable[Field]) -> dict[str, str]:
 
 # Field -> its names in Megatron-LM, DeepSpeed, torchtitan, transformers, vLLM, SGLang and llama.cpp, for hints.
 ALIASES = {
-    "on": (
-        "gpu gpus num_gpus world_size node nodes num_nodes nnodes nproc_per_node device devices num_devices cluster"
-    ),
+    "on": ("gpu gpus num_gpus world_size node nodes num_nodes nnodes nproc_per_node device devices cluster"),
     "tp": "tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size tp_size",
     "pp": "pipeline_parallel pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size pp_size",
     "cp": "context_parallel context_parallel_size context_parallel_degree cp_size",
