@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers import _case
+from shardwise.answers import _case, _precision
 from shardwise.answers._answer import Answer
 from shardwise.answers._counting import Counting, CountPart, CountReport, CountRow, count, count_tree
 from shardwise.answers._files import command_words
@@ -42,14 +42,14 @@ def ask(inputs: Inputs) -> CountReport:
     """Return the counts of a model; raises `InputError` with every problem."""
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
     stack = _case.make_stack(inputs, "pytorch")
-    _case.take_dtype(inputs, "precision")
+    _precision.take_dtype(inputs, "precision")
     plan = replace(_case.make_plan(inputs), dp=1, micro_batch=1)
     if cluster is None:
         plan = replace(plan, dp=replicas_for(plan))
     if model is not None and stack is not None and (cluster is not None or "on" not in inputs.values):
         precision = inputs.get("precision", stack.precision)
         if cluster is not None:
-            _case.check_precision(inputs, cluster, precision)
+            _precision.check_precision(inputs, cluster, precision)
         seq_len = _case.seq_len_of(inputs, model)
         plan = settled(inputs, None, model, plan, seq_len)
         job = job_of(inputs, model)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers import _case
+from shardwise.answers import _case, _precision
 from shardwise.answers._answer import Answer, is_terminal, print_error
 from shardwise.answers._described import describe_placed
 from shardwise.answers._files import command_words, save_best
@@ -82,7 +82,7 @@ def question(inputs: Inputs) -> SearchTask:
     model, clusters = _case.load_the_model(inputs), _clusters(inputs)
     stack, job = _case.make_stack(inputs, "", next(iter(clusters), None)), _case.make_job(inputs, model)
     if len(clusters) == 1 and stack is not None and "precision" not in inputs.bad | jobs.keys():
-        job = _case.with_precision(inputs, clusters[0], stack, job)
+        job = _precision.with_precision(inputs, clusters[0], stack, job)
     if model is None or not clusters or stack is None:
         raise InputError(dict.fromkeys(inputs.problems.items))
     _check_batch(inputs, clusters)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from shardwise.answers import _case
+from shardwise.answers import _case, _precision
 from shardwise.answers._answer import Answer
 from shardwise.answers._energy import asked_energy, energy_tree
 from shardwise.answers._files import command_words
@@ -236,7 +236,7 @@ def deployment_of(inputs: Inputs, cluster: Cluster) -> tuple[Serving, ServingOpt
     from shardwise.serving import ServingOptions
 
     given = inputs.values
-    _case.take_dtype(inputs, "weights")
+    _precision.take_dtype(inputs, "weights")
     names = ("weights", "kv_cache", "compute", "memory_fraction", "max_batched_tokens", "max_sequences",
              "expert_imbalance", "adapter_rank", "adapters", "speculative_method", "num_speculative_tokens",
              "acceptance_rate", "acceptance_length", "draft_model", "gpu_layers", "cpu_experts", "host",

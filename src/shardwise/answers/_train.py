@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers import _case
+from shardwise.answers import _case, _precision
 from shardwise.answers._answer import Answer, check_finite, whole_bytes
 from shardwise.answers._energy import asked_energy, energy_tree
 from shardwise.answers._evidence import fits_at
@@ -50,7 +50,7 @@ def trained(inputs: Inputs) -> TrainReport:
     if model is not None:
         plan = settled(inputs, stack, model, plan, job.seq_len)
     if cluster is not None and stack is not None and "precision" not in inputs.bad:
-        job = _case.with_precision(inputs, cluster, stack, job)
+        job = _precision.with_precision(inputs, cluster, stack, job)
     if model is not None and cluster is not None and stack is not None:
         options = TrainingOptions(
             stack=stack,

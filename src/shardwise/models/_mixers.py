@@ -1,7 +1,7 @@
 """What mixes the tokens of a layer, with its own sizes: what every mixer says, and the kinds of attention.
 
-A mixer says what tensor parallelism splits, what it keeps between tokens, where its cost bends, and which modules it
-has; nothing above asks for its class to know.
+A mixer says what tensor parallelism splits, what it keeps between tokens, where its cost bends, and its modules;
+nothing above asks for its class to know.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class TokenCache:
 
     `heads` 0 is one entry that is the same on every tensor-parallel rank. `bytes8` are elements of 8 bits beside them,
     whatever the format of the cache, `packed8` bytes beside them where engines pack elements of 8 bits with scales and
-    leave what is rotated in 16. One entry stands for `rate` tokens. A `ring` is no window of attention: every engine
-    keeps the last `limit` tokens of it, no more and no less.
+    leave what is rotated in 16. One entry stands for `rate` tokens; of a `ring` every engine keeps the last `limit`.
     """
 
     elements: int
