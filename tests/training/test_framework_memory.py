@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from accuracy.arguments import blas_workspace
+from shardwise.answers._train_tree import peak_parts
 from shardwise.formats.megatron import Launch, read_args
 from shardwise.hardware import Cluster, find_device
 from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
-from shardwise.training import TrainingOptions, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, outside_bytes, train
 from shardwise.training._framework_bytes import flat_segments
 
 GIB = 2**30
@@ -114,7 +115,27 @@ def test_a_small_card_has_a_small_context() -> None:
     job, plan = Training(seq_len=1024, global_batch=1, precision="fp16", adapter="lora"), Plan(micro_batch=1)
     for device, gibibytes in (("t4", 0.13), ("h100-sxm-80gb", 0.61)):
         report = train(Model.load("qwen2.5-0.5b"), Cluster.parse(device), plan, job, TrainingOptions(stack="trl"))
-        assert (report.device_bytes - report.reserved_bytes) / GIB == pytest.approx(gibibytes, abs=0.02)
+        assert outside_of(report) / GIB == pytest.approx(gibibytes, abs=0.02)
+
+
+def test_a_full_device_has_back_what_lies_free() -> None:
+    """Where tensors have room the allocator's free blocks do not decide; where they have none they are short of it."""
+    job = Training(seq_len=2048, global_batch=48, adapter="lora", rank=64, base="nf4-dq")
+
+    def asked(micro_batch: int) -> TrainReport:
+        plan = Plan(dp=2, micro_batch=micro_batch, sharding="fsdp", recompute="full", offload=("parameters",))
+        options = TrainingOptions(stack=find_stack("fsdp-2024"))
+        return train(Model.load("llama-2-7b"), Cluster.parse("2xrtx-4090"), plan, job, options)
+
+    full, over = asked(12), asked(24)
+    room = full.case.cluster.device.usable_memory_bytes
+    assert full.reserved_bytes + outside_of(full) > room == full.device_bytes
+    assert full.fits
+    tight = over.allocated_bytes * over.case.stack.reserved_over_allocated + outside_of(over)
+    assert not over.fits
+    assert over.device_bytes == pytest.approx(tight)
+    assert sum(peak_parts(full).values()) == pytest.approx(full.device_bytes)
+    assert min(peak_parts(full).values()) >= 0
 
 
 def test_the_gradient_of_the_table_takes_a_segment_of_its_own() -> None:
@@ -127,6 +148,11 @@ def test_the_gradient_of_the_table_takes_a_segment_of_its_own() -> None:
     assert one.reserved_bytes == pytest.approx(held)
     wide = replace(find_stack("megatron"), expandable_segments=True)
     assert report_of(wide, pp=2, dp=4).evaluation.memory[0].late_block == 0
+
+
+def outside_of(report: TrainReport) -> float:
+    """Return the bytes of the context and communicators of a rank."""
+    return outside_bytes(report.case.stack, report.case.cluster.device, report.evaluation.sizes)
 
 
 BASE = {

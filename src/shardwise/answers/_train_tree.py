@@ -18,6 +18,7 @@ from shardwise.training import (
     axis_seconds,
     category_of,
     device_bytes,
+    outside_bytes,
     reserved_bytes,
     resident_pages,
     slowest_stage,
@@ -171,14 +172,14 @@ def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     for part in parts(traced):
         bytes_of[category_of(part)] += part.amount
     bytes_of["temporaries"] += allocated - memory.peak
-    bytes_of["allocator"] = reserved - allocated
-    reserve = reserved_bytes(stack, memory)
-    shown = device_bytes(
-        stack, report.case.cluster.device, report.evaluation.sizes, reserve, report.case.workspace_bytes
-    )
-    bytes_of["context"] = shown - reserved
+    held = (reserved_bytes(stack, memory), memory.peak)
+    device, sizes = report.case.cluster.device, report.evaluation.sizes
+    shown = device_bytes(stack, device, sizes, held, report.case.workspace_bytes)
+    # Where the device is full the allocator has given back what was free.
+    bytes_of["allocator"] = min(reserved, shown - outside_bytes(stack, device, sizes)) - allocated
+    bytes_of["context"] = shown - allocated - bytes_of["allocator"]
     if memory.paged:
-        bytes_of["optimizer"] += resident_pages(memory.paged, shown, report.case.cluster.device.usable_memory_bytes)
+        bytes_of["optimizer"] += resident_pages(memory.paged, shown, device.usable_memory_bytes)
     return bytes_of
 
 

@@ -38,7 +38,7 @@ from shardwise.models import Model
 from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack, usual_recompute, vendor_stack
 from shardwise.records import dataclass, replace
-from shardwise.training import StageMemory, TrainingOptions, TrainReport, reserved_bytes, train
+from shardwise.training import StageMemory, TrainingOptions, TrainReport, outside_bytes, reserved_bytes, train
 
 # Cells that decide a prediction; rows that agree in them share it.
 SETTINGS = (
@@ -271,7 +271,7 @@ def peak_memory(record: Record, report: TrainReport) -> float:
     if kind in ("allocated", "active"):
         return max(float(m.peak) for m in stages) + scratch
     # Before it fails the allocator gives back what is free (CUDACachingAllocator.cpp release_cached_blocks).
-    outside = report.device_bytes - report.reserved_bytes
+    outside = outside_bytes(stack, report.case.cluster.device, report.evaluation.sizes)
     room = report.case.cluster.device.usable_memory_bytes - outside
     reserved = max(reserved_within(stack, m, room) for m in stages) + scratch * stack.reserved_over_allocated
     if kept_mean(record) > 0:

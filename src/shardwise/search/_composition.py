@@ -34,6 +34,7 @@ from shardwise.training import (
     padded,
     paged_of,
     paging_seconds,
+    peak_of,
     piped_seconds,
     reserved_of,
     resident_pages,
@@ -219,7 +220,8 @@ class Composition:
         """Bytes on the host for a device, of optimizer state that may leave it, and those that it has to hold."""
         memory, stages = given.memory_of(case), given.stages
         reserved, workspace = reserved_of(case.stack, stages, memory), case.workspace_at(given.sizes.tp)
-        device = device_bytes(case.stack, case.cluster.device, given.sizes, reserved, workspace)
+        held = (reserved, peak_of(stages, memory))
+        device = device_bytes(case.stack, case.cluster.device, given.sizes, held, workspace)
         return hosted_of(stages, memory), paged_of(stages, memory), device
 
     @cached_property
@@ -258,9 +260,10 @@ class Composition:
         memory = self._flat.memory_of(case)
         states = [m.weights + m.gradients + m.optimizer for m in memory]
         least = tuple(replace(m, peak=one, fragmented=one) for m, one in zip(memory, states, strict=True))
-        reserved = reserved_of(case.stack, self._flat.stages, least)
+        stages = self._flat.stages
+        held = (reserved_of(case.stack, stages, least), peak_of(stages, least))
         return device_bytes(
-            case.stack, case.cluster.device, self._flat.sizes, reserved, case.workspace_at(self._flat.sizes.tp)
+            case.stack, case.cluster.device, self._flat.sizes, held, case.workspace_at(self._flat.sizes.tp)
         )
 
     @cached_property

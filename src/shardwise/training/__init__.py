@@ -20,13 +20,14 @@ from shardwise.training._evaluate import (
     memory_of,
     paged_of,
     paging_seconds,
+    peak_of,
     reserved_of,
     send_of,
     step_job,
     step_of,
     tables_apart,
 )
-from shardwise.training._framework_bytes import device_bytes, moved_pages, reserved_bytes, resident_pages
+from shardwise.training._framework_bytes import device_bytes, moved_pages, outside_bytes, reserved_bytes, resident_pages
 from shardwise.training._fsdp_units import padded
 from shardwise.training._headlines import Generation, Phase, Verdict, with_values
 from shardwise.training._ledger import PartLedger, ledger_of

@@ -331,8 +331,8 @@ def evaluate(
     tables: Tables[X] = known.tables(case, machine, sizes) if known else tables_of(case, machine, sizes)
     parts = padded(case.recipe, sizes, tables.parts)
     memory = memory_of(case, sizes, parts, stages)
-    reserved, paged = reserved_of(case.stack, stages, memory), paged_of(stages, memory)
-    device = device_bytes(case.stack, case.cluster.device, sizes, reserved, case.workspace_at(sizes.tp))
+    reserved, paged, peak = reserved_of(case.stack, stages, memory), paged_of(stages, memory), peak_of(stages, memory)
+    device = device_bytes(case.stack, case.cluster.device, sizes, (reserved, peak), case.workspace_at(sizes.tp))
     room = case.cluster.device.usable_memory_bytes
     moved = moved_pages(paged, device, room)
     job = step_job(case, parts, send_of(case, machine, sizes, tables.boundary_bytes))
@@ -341,7 +341,7 @@ def evaluate(
     return Evaluation(
         stages=stages,
         memory=memory,
-        peak=peak_of(stages, memory),
+        peak=peak,
         reserved=reserved,
         needed=device,
         resident=resident_pages(paged, device, room),
