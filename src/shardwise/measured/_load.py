@@ -236,7 +236,7 @@ def report_of(
         record.rule_value("balanced_prompts")
     options = LoadOptions(
         serving=ServingOptions(engine=case.engine), prefill=prefill, prefill_engine=engine,
-        async_scheduling=True if record.noted("async_scheduling") else None,
+        async_scheduling=bool(record.noted("async_scheduling")) if "async_scheduling" in record.notes else None,
         batch_wait=(int(record.noted("batch_wait_steps")), min(record.noted("batch_wait_share"), 1.0)),
         balance_steps=_BALANCE if balances else None,
         receive_steps=int(record.noted("scheduler_recv_interval")) or None,
@@ -310,7 +310,7 @@ def in_waves(record: Record, base: InferReport) -> ServeReport:
         input_tokens=Length(mean=case.job.input_tokens), output_tokens=Length(mean=max(case.job.output_tokens, 1)),
         arrivals=Arrivals(kind="burst"), count=case.job.batch * replicas, finite=True,
     )  # fmt: skip
-    options = LoadOptions(serving=ServingOptions(engine=case.engine), async_scheduling=False)
+    options = LoadOptions(serving=ServingOptions(engine=case.engine))
     job = replace(case.job, max_sequences=case.profiled.sequences or case.job.batch)
     report = serve(_ran(record, case.model), case.cluster, case.plan, asked, job, options)
     if not report.requests:

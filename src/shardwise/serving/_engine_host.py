@@ -1,4 +1,4 @@
-"""What the host of an engine takes for a step, a sequence and a kernel, and which steps it replays from graphs."""
+"""What an engine's host adds to steps, and what of them starts from captured graphs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ class HostSeconds:
     """Seconds of a copy between the device and its host beside its bytes."""
     row_split_seconds: float = 0.0
     """Seconds of a layer and rank where each GEMM sends to all ranks and back."""
+    between_seconds: float = 0.0
+    """Seconds of the host between two steps where the second is not scheduled while the first runs."""
+    scheduled_between: bool = False
+    """Steps are scheduled so."""
+    between_methods: tuple[str, ...] = ()
+    """Ways to guess tokens with which they are, whatever they are without."""
     eager_prompts: bool = False
     """Steps with prompts are launched module by module from Python, as those of transformers."""
     eager_decode: bool = False
@@ -58,7 +64,28 @@ class HostSeconds:
         """
         return self.captured_tokens and dict(self.captured_of_family).get(family, self.captured_tokens)
 
+    def schedules_between(self, method: str) -> bool:
+        """Return whether steps are scheduled one after another where tokens are guessed by a method, or not at all.
+
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine(name).host.schedules_between("ngram") for name in ("vllm", "vllm-0.28")]
+        [False, True]
+        """
+        return self.scheduled_between or method in self.between_methods
+
     @property
     def module_launch_seconds(self) -> float:
         """Seconds of the host for each kernel of a step that Python launches, which run behind the kernels before."""
         return find_stack("transformers").module_launch_seconds if self.eager_prompts else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphCapture:
+    """Kernels that start from captured graphs."""
+
+    small_kernel_seconds: float
+    """Start of a small kernel; 0 takes the launches of the stack that it runs."""
+    as_measured: bool = False
+    """Small kernels start as the shortest replayed ones of the device's family do, where those were measured."""
+    merged: tuple[str, ...] = ()
+    """Operators that are part of another's kernel on such devices."""

@@ -32,7 +32,9 @@ def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X])
     doublings = total((above(sizes.tp, n, one, 0 * one) for n in (1, 2, 4)), 0 * one)
     layers, split = case.model.num_layers, above(sizes.tp, 1, sizes.tp, 0 * one)
     launches = layers * (beside_seconds(host, case.cluster.device) + host.host.row_split_seconds * split)
-    own = host.host.step_seconds + launches + host.host.worker_doubling_seconds * doublings + _serial_seconds(case)
+    between = host.host.between_seconds if host.host.schedules_between(case.job.speculative_method) else 0.0
+    steps = host.host.step_seconds + between + _serial_seconds(case)
+    own = steps + launches + host.host.worker_doubling_seconds * doublings
     return own + (host.host.sequence_seconds + host.host.block_seconds * blocks) * step.sequences
 
 

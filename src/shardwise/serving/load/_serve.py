@@ -114,13 +114,10 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
     )
     if keeps_states(case.model.kinds):
         policy = policy.of_states(state_block(case))
-    if options.async_scheduling is not None:
-        policy = replace(policy, async_scheduling=options.async_scheduling)
-    if options.balance_steps is not None:
-        policy = replace(policy, balance_steps=options.balance_steps)
-    if options.receive_steps is not None:
-        policy = replace(policy, receive_steps=options.receive_steps)
-    policy = replace(policy, batch_wait=options.batch_wait)
+    if job.speculative_method in engine.host.between_methods:
+        policy = replace(policy, async_scheduling=False)
+    settings = {name: getattr(options, name) for name in ("async_scheduling", "balance_steps", "receive_steps")}
+    policy = replace(policy, batch_wait=options.batch_wait, **{n: v for n, v in settings.items() if v is not None})
     if not policy.chunked:
         # A prompt that fills a step beside none that decode would never start beside some: no engine is set up so
         # unless somebody says it. Steps smaller than a prompt, stated or its own, are not what runs, and that is told.
@@ -151,7 +148,8 @@ def serve(
     decode, prefill = _parts(cluster, plan, options)
     prompt, made = workload.longest
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
-    options = replace(options, serving=options.serving.caching(workload.repeats))
+    serving = options.serving.caching(workload.repeats).scheduling(options.async_scheduling)
+    options = replace(options, serving=serving)
     base = infer(model, decode, plan, asked, options.serving)
     policy = policy_for(base.case, job, workload, options)
     limits = replace(asked, max_batched_tokens=policy.pass_tokens, max_sequences=policy.max_sequences)
@@ -196,6 +194,7 @@ def _prefill(model: Model, cluster: Cluster, plan: Plan, job: Serving, options: 
     serving = options.serving
     if options.prefill_engine:
         serving = replace(serving, engine=options.prefill_engine).caching(serving.caches_prefixes)
+        serving = serving.scheduling(options.async_scheduling)
     try:
         return infer(model, cluster, plan, job, serving)
     except InputError as error:
