@@ -233,3 +233,24 @@ def test_savers_of_a_plan_without_a_framework_keep_the_one_that_they_were_asked_
         again = run(*own, *kept, *flags, "--json").tree
         assert again["device_bytes"] == pytest.approx(one["device_bytes"], abs=1), flags
         assert "--recompute" in one["batches"] or recompute != "auto" or "--recompute" in one["flags"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "llama-3.2-1b --on h100 --seq-len 4096 --adapter lora --base nf4 --stack trl --micro-batch 4 --global-batch 16",
+    ],
+)
+def test_savers_of_a_framework_and_the_plan_itself_are_what_is_typed(words: str) -> None:
+    """AGAIN and each saver, typed, give their own bytes: beside narrow weights, and under a trainer's ZeRO."""
+    asked = ["train", *words.split()]
+    page, tree = run(*asked), run(*asked, "--savers", "--json").tree
+    again = page.out[page.out.index("AGAIN") + 5 :].replace("\\\n", " ").split()
+    assert run(*again[1:], "--json").tree["device_bytes"] == tree["device_bytes"]
+    able = {one["flags"]: one for one in tree["savers"] if not one["problem"]}
+    assert [flags for flags in able if "precision bf16-pure" in flags or "sharding" in flags]
+    for flags, one in able.items():
+        plain = [f"--{word}".split() for word in " ".join(asked).split(" --")[1:]]
+        kept = [words for words in plain if words[0] not in flags.split()]
+        typed = [*asked[:2], *(word for words in kept for word in words), *flags.split()]
+        assert run(*typed, "--json").tree["device_bytes"] == pytest.approx(one["device_bytes"]), flags

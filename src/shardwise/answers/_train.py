@@ -94,6 +94,9 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
         "precision": report.case.recipe.precision.name,
         "stack": report.case.stack.name,
     }
+    if report.tuning is not None and not job.precision:
+        # A framework's own beside frozen weights may be no recipe that a word names: stated, it would be another.
+        del fixed["precision"]
     if plan.vpp > 1:
         fixed["schedule"] = plan.schedule
     if plan.tp > 1 and plan.layout == "1d" and not plan.sequence_parallel:

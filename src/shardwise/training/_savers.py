@@ -254,8 +254,10 @@ def savers_of(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
 
 def _news(report: AnsweredPlan, changes: FieldChanges) -> FieldChanges:
     """Return those of some changes that ask for something else than the report has."""
-    has: FieldChanges = {"precision": report.case.recipe.precision.name, "loss": report.case.stack.loss_kernel}
-    records = (report.case.plan, report.case.job, report.case.stack.settings)
+    case = report.case
+    own = case.job.precision or (case.stack.precision if case.tuning else case.recipe.precision.name)
+    has: FieldChanges = {"precision": own, "loss": case.stack.loss_kernel}
+    records = (case.plan, case.job, case.stack.settings)
     for record, (_, names) in zip(records, _RECORDS, strict=True):
         has = {**{name: getattr(record, name) for name in names}, **has}
     return {name: value for name, value in changes.items() if has[name] != value}
