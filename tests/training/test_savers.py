@@ -239,6 +239,7 @@ def test_savers_of_a_plan_without_a_framework_keep_the_one_that_they_were_asked_
     "words",
     [
         "llama-3.2-1b --on h100 --seq-len 4096 --adapter lora --base nf4 --stack trl --micro-batch 4 --global-batch 16",
+        "llama-3.2-1b --on 4xa100 --seq-len 512 --sharding zero2 --stack transformers --micro-batch 2 --global-batch 8",
     ],
 )
 def test_savers_of_a_framework_and_the_plan_itself_are_what_is_typed(words: str) -> None:

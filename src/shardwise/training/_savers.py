@@ -140,9 +140,10 @@ def singles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     yield {"precision": "bf16-pure"}
     for words in (("activations",), ("optimizer",), ("optimizer", "gradients")):
         yield {"offload": tuple(dict.fromkeys((*offload, *words)))}
+    whole = report.case.stack.runs.word("fsdp")
     if plan.dp > 1 and not plan.sharding_rules.weights:
-        yield {"sharding": report.case.stack.runs.word("fsdp")}
-    yield {"sharding": "fsdp", "offload": tuple(dict.fromkeys((*offload, "optimizer", "gradients", "parameters")))}
+        yield {"sharding": whole}
+    yield {"sharding": whole, "offload": tuple(dict.fromkeys((*offload, "optimizer", "gradients", "parameters")))}
     yield from _adapters(report)
 
 
