@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,6 +201,18 @@ def test_documents_are_plain_text(path: Path) -> None:
         cells = line.count("|") if line.startswith("|") else 0
         assert not (head and cells) or cells == head, line
         head = cells
+
+
+def test_the_page_on_searches_states_the_pairs_that_ties_rest_on() -> None:
+    """How many pairs of runs there are, and within how much of their predicted ratio 8 of 10 came."""
+    bands = tomllib.loads((ROOT / "src/shardwise/cost/bands.toml").read_text(encoding="utf-8"))
+    page = " ".join((ROOT / "docs" / "search.md").read_text(encoding="utf-8").split())
+    for quantity, words in (
+        ("step_seconds", "{pairs} published pairs of plans of one job came within {share} %"),
+        ("request_seconds", "{pairs} pairs of deployments came within {share} %"),
+    ):
+        paired = bands[quantity]["paired"]
+        assert words.format(pairs=paired["pairs"], share=round(100 * math.expm1(paired["log"]))) in page
 
 
 def test_pages_of_users_stay_short() -> None:
