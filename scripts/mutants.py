@@ -53,7 +53,7 @@ from probe import (
 
 STORED = "killed by stored answers"
 DIED = "ends a question that is not stored"
-PAGE = ROOT / "docs" / "limits.md"
+PAGE = ROOT / "accuracy" / "notes" / "wrong-answers.md"
 MIXERS = "ops/ssm.py ops/latent.py ops/recurrent.py ops/compressed.py ops/attention.py"
 TUNING = "ops/tuning.py ops/adapters.py plans/_tuning.py training/_tuning.py training/_savers.py search/_tuning.py"
 IN_OPS = "tests/ops tests/serving/test_serving_ledger.py tests/laws/test_count_laws.py tests/models"
