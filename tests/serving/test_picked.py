@@ -8,7 +8,9 @@ from serving.serving_cases import ask
 from shardwise.cost import Efficiencies
 from shardwise.plans import Plan, Serving
 from shardwise.serving import InferReport
+from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._picked import picked_kernel
+from shardwise.serving._sizes import sizes_of
 
 
 def served(engine: str, on: str = "h200-sxm-141gb", **job: object) -> InferReport:
@@ -80,3 +82,11 @@ def test_small_kernels_of_an_indexer_and_the_choice_take_time() -> None:
     few, many = (served(name, kv_cache="") for name in ("sglang", "sglang-0.5.13"))
     beside = many.evaluation.decode.operators["indexer.scores"] - few.evaluation.decode.operators["indexer.scores"]
     assert beside / 61 == pytest.approx((17 - 6) * 2.2e-6, rel=0.01)
+
+
+def test_what_was_counted_for_latents_is_charged_to_them_alone() -> None:
+    """DeepSeek-V4's indexer picks compressed entries in kernels of its own, which were not counted."""
+    own = engine_cost_model((case := served("vllm").case), sizes_of(case.model, case.plan, case.job, case.domains))
+    other = ask("deepseek-v4-flash", Serving(), Plan(tp=8), "h200-sxm-141gb", engine="vllm").case
+    costs = engine_cost_model(other, sizes_of(other.model, other.plan, other.job, other.domains))
+    assert (own.engine.attention.indexer_kernels, costs.engine.attention.indexer_kernels) == (10, 0)

@@ -44,7 +44,7 @@ from shardwise.serving._kernels import (
     prompt_seconds,
 )
 from shardwise.serving._narrow_cache import with_narrow_cache
-from shardwise.serving._picked import PickedKernel, picked_kernel, with_picked
+from shardwise.serving._picked import PickedKernel, picked_kernel, with_indexer, with_picked
 from shardwise.serving._rates import (
     engine_rates,
     fp4_gains,
@@ -347,7 +347,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         activation_width=case.activation_bytes,
         cache_width=case.cache_element_bytes,
         kernels=kernels,
-        engine=case.engine,
+        engine=with_indexer(case),
         decoding=False,
         widened=widened_elements(case),
         integer_share=integer_share(case),

@@ -7,7 +7,8 @@ import re
 from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, ceil, maximum
 from shardwise.ledger.op import Op
-from shardwise.records import dataclass
+from shardwise.models import Model
+from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine, engine_tables
 
@@ -33,21 +34,34 @@ def picked_kernel(case: ServingCase) -> PickedKernel | None:
     wanted, engine, family = case.efficiencies, case.engine, family_of(case.cluster.device)
     if wanted.ideal or wanted.compute or wanted.memory:
         return None
-    every = ((mixer.core(True), mixer.cost_breakpoints()) for block in case.model.kinds for mixer in block.mixers)
-    latents = ((core, most) for core, most in every if core and core.kind == "latent_decode" and most)
     width = "narrow" if case.cache_element_bytes < 2 else "wide"
     name = next((k for families, w, k in engine.attention.picked if w == width and re.fullmatch(families, family)), "")
-    core, picks = next(latents, (None, ()))
-    if core is None or not name:
+    elements, picks = _picked_latents(case.model)
+    if not picks or not name:
         return None
     row = engine_tables()["picked_latents"][name]
     return PickedKernel(
         heads=float(row["heads"][family]),
         cores=float(row["cores"][family]),
         share=float(row["share"][family]),
-        head_flops=2.0 * max(picks) * core.elements,
+        head_flops=2.0 * picks * elements,
         prompts_above=float(engine.attention.picked_prompts_above),
     )
+
+
+def _picked_latents(model: Model) -> tuple[int, int]:
+    """Return elements of key and value of a latent, and how many an indexer picks; 0 where a model has no such."""
+    every = ((mixer.core(True), mixer.cost_breakpoints()) for block in model.kinds for mixer in block.mixers)
+    latents = ((core, most) for core, most in every if core and core.kind == "latent_decode" and most)
+    return next(((core.elements, max(most)) for core, most in latents), (0, 0))
+
+
+def with_indexer(case: ServingCase) -> Engine:
+    """Return the engine of a case; what an indexer runs beside its scores was counted for latents alone."""
+    engine = case.engine
+    if _picked_latents(case.model)[1]:
+        return engine
+    return replace(engine, attention=replace(engine.attention, indexer_kernels=0, pick_key_seconds=0.0))
 
 
 def picked_seconds(kernel: PickedKernel, chip: tuple[X, float], start: X, op: Op[X]) -> X:
