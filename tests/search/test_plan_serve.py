@@ -441,3 +441,9 @@ def test_a_file_of_a_cluster_is_read_as_one(tmp_path: Path) -> None:
     path.write_text('device = "h100-sxm-80gb"\nnum_devices = 1\n')
     done = run("plan", "serve", "llama-3.2-1b", "--on", str(path), "--rate", "0.1", "--requests", "200")
     assert done.status == 0 and done.out.startswith("BEST")
+
+
+def test_a_space_without_a_layout_says_why() -> None:
+    """More ranks than there are devices leave no layout, which is a result with what would do."""
+    done = run("plan", "serve", "llama-3.2-1b", "--on", "1xh200", "--rate", "0.5", "--tp", "2")
+    assert done.status == 1 and done.out.startswith("NONE") and "the space has no plan" in done.out

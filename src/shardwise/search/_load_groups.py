@@ -14,6 +14,7 @@ from shardwise.cost import band_of, family_of
 from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.records import dataclass, replace
+from shardwise.search._empty import empty_rejections, why_empty_serving
 from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, ServingGrid
 from shardwise.search._serving_space import ServingSpace
@@ -164,16 +165,14 @@ class LoadSearch:
     @cached_property
     def groups(self) -> tuple[LoadGroup, ...]:
         """Every group of layouts, whatever the rate and the limits: those of an earlier question where they agree."""
-        arrivals = replace(self.workload.arrivals, rate=1.0)
-        return _groups(
-            self.grid, self.space, replace(self.workload, arrivals=arrivals), replace(self.options, limits=(), risk=0.0)
-        )
+        workload = replace(self.workload, arrivals=replace(self.workload.arrivals, rate=1.0))
+        return _groups(self.grid, self.space, workload, replace(self.options, limits=(), risk=0.0))
 
     def made(self) -> tuple[LoadGroup, ...]:
         """Return every group of layouts; those whose engine schedules alike count once."""
         groups, seen = [], set()
         for (word, case), step, sequences in product(
-            self.grid.setups, self.space.step_tokens, self.space.max_sequences
+            self.grid.setups if self.kinds else (), self.space.step_tokens, self.space.max_sequences
         ):
             engine, weights, kv_cache, compute = word
             words = {"weights": weights, "kv_cache": kv_cache, "compute": compute}
@@ -323,6 +322,8 @@ class LoadSearch:
 
     def rejected(self, missed: int) -> tuple[Rejection, ...]:
         """Return the laws and limits with the layouts that fell to each, and what would do."""
+        if not self.kinds and not self.grid.layouts.rejected:
+            return empty_rejections(why_empty_serving(self.grid))
         many = len(self.groups) // max(len(self.grid.setups), 1)
         rows = [
             Rejection(name=law, title=TITLES.get(law, law), count=len(fell) * many * len(self.grid.setups),
