@@ -189,8 +189,8 @@ def phase_tree(report: TrainReport, rollout: Rollout | None, word: str) -> dict[
     one, case = phases[word], report.case
     device, bytes_held = case.cluster.device, one.peak_bytes
     if word != "rollout":
-        held = (bytes_held * case.stack.reserved_over_allocated, bytes_held)
-        bytes_held = float(device_bytes(case.stack, device, report.evaluation.sizes, held, case.workspace_bytes))
+        pool = (bytes_held * case.stack.reserved_over_allocated, bytes_held)
+        bytes_held = float(device_bytes(case.stack, device, report.evaluation.sizes, pool, case.workspace_bytes))
     fits = rollout.fits if word == "rollout" and rollout else bytes_held <= device.usable_memory_bytes
     return {
         "name": one.name,

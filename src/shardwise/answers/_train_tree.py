@@ -172,9 +172,9 @@ def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     for part in parts(traced):
         bytes_of[category_of(part)] += part.amount
     bytes_of["temporaries"] += allocated - memory.peak
-    held = (reserved_bytes(stack, memory), memory.peak)
+    pool = (reserved_bytes(stack, memory), memory.peak)
     device, sizes = report.case.cluster.device, report.evaluation.sizes
-    shown = device_bytes(stack, device, sizes, held, report.case.workspace_bytes)
+    shown = device_bytes(stack, device, sizes, pool, report.case.workspace_bytes)
     # Where the device is full the allocator has given back what was free.
     bytes_of["allocator"] = min(reserved, shown - outside_bytes(stack, device, sizes)) - allocated
     bytes_of["context"] = shown - allocated - bytes_of["allocator"]

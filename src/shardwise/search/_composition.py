@@ -220,8 +220,8 @@ class Composition:
         """Bytes on the host for a device, of optimizer state that may leave it, and those that it has to hold."""
         memory, stages = given.memory_of(case), given.stages
         reserved, workspace = reserved_of(case.stack, stages, memory), case.workspace_at(given.sizes.tp)
-        held = (reserved, peak_of(stages, memory))
-        device = device_bytes(case.stack, case.cluster.device, given.sizes, held, workspace)
+        pool = (reserved, peak_of(stages, memory))
+        device = device_bytes(case.stack, case.cluster.device, given.sizes, pool, workspace)
         return hosted_of(stages, memory), paged_of(stages, memory), device
 
     @cached_property
@@ -261,9 +261,9 @@ class Composition:
         states = [m.weights + m.gradients + m.optimizer for m in memory]
         least = tuple(replace(m, peak=one, fragmented=one) for m, one in zip(memory, states, strict=True))
         stages = self._flat.stages
-        held = (reserved_of(case.stack, stages, least), peak_of(stages, least))
+        pool = (reserved_of(case.stack, stages, least), peak_of(stages, least))
         return device_bytes(
-            case.stack, case.cluster.device, self._flat.sizes, held, case.workspace_at(self._flat.sizes.tp)
+            case.stack, case.cluster.device, self._flat.sizes, pool, case.workspace_at(self._flat.sizes.tp)
         )
 
     @cached_property

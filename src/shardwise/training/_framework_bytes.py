@@ -257,17 +257,17 @@ def moved_pages(paged: X, other_bytes: X, room: float) -> X:
 def outside_bytes(stack: Stack, device: Device, sizes: PlanSizes[X]) -> X:
     """Return the bytes that a device shows beside what the allocator holds: context, communicators and what is told."""
     axes = total(above(axis, 1, 1, 0) for axis in (sizes.tp, sizes.tp2, sizes.cp, sizes.pp, sizes.dp, sizes.ep))
-    told_of = stack.settings.misc_bytes + stack.settings.rollout_beside_bytes
-    return axes * stack.communicator_bytes + (stack.context_bytes(device) + told_of)
+    stated = stack.settings.misc_bytes + stack.settings.rollout_beside_bytes
+    return axes * stack.communicator_bytes + (stack.context_bytes(device) + stated)
 
 
-def device_bytes(stack: Stack, device: Device, sizes: PlanSizes[X], held: tuple[X, X], workspace: X | float) -> X:
-    """Return the bytes that a device shows; `held` is what the allocator reserves where there is room, and its tensors.
+def device_bytes(stack: Stack, device: Device, sizes: PlanSizes[X], pool: tuple[X, X], workspace: X | float) -> X:
+    """Return the bytes that a device shows; `pool` is what the allocator reserves where there is room, and its tensors.
 
     Before it fails it gives back the blocks that are free, and asks again (c10/cuda/CUDACachingAllocator.cpp
     release_cached_blocks): it ends at the device, where tensors and what lies between them are no more than that.
     """
-    reserved, peak = held
+    reserved, peak = pool
     over = stack.reserved_over_allocated
     outside = outside_bytes(stack, device, sizes) + workspace * over
     return minimum(reserved + outside, maximum(peak * over + outside, device.usable_memory_bytes))
