@@ -17,7 +17,19 @@ from shardwise._version import __version__
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from shardwise.answers import Counting, CountReport, Energy, Roofline, count, energy, plot, plot_timeline, roofline
+    from shardwise.answers import (
+        Counting,
+        CountReport,
+        Energy,
+        Roofline,
+        count,
+        energy,
+        plan_training,
+        plot,
+        plot_timeline,
+        roofline,
+        train,
+    )
     from shardwise.cost import Efficiencies
     from shardwise.errors import InputError, Problem
     from shardwise.formats import Imported, from_megatron_args, import_file
@@ -49,19 +61,18 @@ if TYPE_CHECKING:
         frame,
         plan_serve,
         plan_serving,
-        plan_training,
         runners_up,
         strong_scaling,
     )
     from shardwise.serving import InferReport, ServingOptions, infer
     from shardwise.serving.load import LoadOptions, ServeReport, serve
-    from shardwise.training import CommReport, TrainingOptions, TrainReport, comm, train
+    from shardwise.training import CommReport, TrainingOptions, TrainReport, comm
     from shardwise.user_catalogue import use_catalogue
 
 __getattr__ = lazily(
     __name__,
     {
-        "answers": "CountReport Counting Energy Roofline count energy plot plot_timeline roofline",
+        "answers": "CountReport Counting Energy Roofline count energy plan_training plot plot_timeline roofline train",
         "cost": "Efficiencies",
         "errors": "InputError Problem",
         "formats": "Imported from_megatron_args import_file",
@@ -71,11 +82,11 @@ __getattr__ = lazily(
         "plans": "Arrivals Length Limit Plan Serving Settings Stack Training Workload find_stack stack_names",
         "search": (
             "IntRanges LoadResult LoadSpace SearchOptions SearchSpace ServingResult ServingSpace "
-            "TrainingResult frame plan_serve plan_serving plan_training runners_up strong_scaling"
+            "TrainingResult frame plan_serve plan_serving runners_up strong_scaling"
         ),
         "serving": "InferReport ServingOptions infer",
         "serving.load": "LoadOptions ServeReport serve",
-        "training": "CommReport TrainReport TrainingOptions comm train",
+        "training": "CommReport TrainReport TrainingOptions comm",
         "user_catalogue": "use_catalogue",
     },
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from command_line import run
-from shardwise import Cluster, Plan, Training, load_model, train
+from shardwise import Cluster, Plan, Training, find_stack, load_model, plan_training, train
 from shardwise.errors import InputError
 from shardwise.ledger.op import Op, Tensor
 from shardwise.ledger.saved import Checkpoint, keep
@@ -298,6 +298,25 @@ def test_changes_and_savers_are_judged_with_the_engine() -> None:
     assert not any(one["fits"] for one in (*tree["changes"], *tree["savers"], *tree["proposals"]))
     plain = answered(*(word for word in words if word not in PROMPT))
     assert any(one["fits"] for one in (*plain["changes"], *plain["savers"], *plain["proposals"]))
+
+
+def test_python_judges_a_step_with_its_rollouts_as_the_command_line_does() -> None:
+    """What fits without its engine alone does not fit, and a search counts what is generated in days and dollars."""
+    stack = find_stack("trl")
+    stack = replace(stack, settings=replace(stack.settings, rollout_prompt_tokens=256))
+    cluster, options = Cluster.parse("8xh100-sxm-80gb"), TrainingOptions(stack=stack)
+    job = Training(seq_len=1024, global_batch=64, method="grpo", adapter="lora")
+    tree = answered(*WIDE, *PROMPT)
+    plan = Plan(dp=0, micro_batch=1, sharding="fsdp")
+    report = train(load_model("llama-3.1-70b"), cluster, plan, job, options)
+    assert not report.fits and not tree["fits"]
+    assert [one.field for one in report.changes] == [one["field"] for one in tree["changes"]]
+    best = answered(*SEARCH)["best"][0]
+    run_of = Training(seq_len=1024, global_batch=64, token_budget=65.536e6, method="grpo")
+    found = plan_training(load_model("llama-3.2-1b"), Cluster.parse("4xh100-sxm-80gb"), run_of, None,
+                          SearchOptions(stack=stack)).best[0]  # fmt: skip
+    assert found.training_seconds is not None and found.generation.seconds > 0
+    assert found.training_seconds / 86400 == pytest.approx(best["days"], rel=1e-9)
 
 
 @pytest.mark.parametrize("apart", [(), ("--rollout", "apart", "--rollout-devices", "2")])

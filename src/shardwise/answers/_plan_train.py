@@ -19,6 +19,7 @@ from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import COUNTS, FAST, JOBS, LIMITS, LISTS, WHOLES, WORDS, plan_search_flags
 from shardwise.answers._train_tree import train_tree
 from shardwise.answers._value_lists import on_count, on_devices, order_of
+from shardwise.answers._whole_steps import run_search
 from shardwise.errors import InputError
 from shardwise.records import replace
 from shardwise.search import ScalingRow
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from shardwise.answers._page import Page
     from shardwise.hardware import Cluster
     from shardwise.plans import Stack
-    from shardwise.search import Executor, SearchOptions, SearchSpace, SearchTask, TrainingResult
+    from shardwise.search import SearchOptions, SearchSpace, SearchTask, TrainingResult
     from shardwise.training import TrainReport
 
 INTERRUPTED = 130
@@ -125,24 +126,6 @@ def _clusters(inputs: Inputs) -> tuple[Cluster, ...]:
 def ask(inputs: Inputs, work: SearchTask) -> TrainingResult:
     """Return the answer of a search."""
     return run_search(work, _engine(inputs, len(work.parts())), _progress(work.num_plans))
-
-
-def run_search(
-    work: SearchTask, executor: Executor, progress: Callable[[Any, float], None] | None = None
-) -> TrainingResult:
-    """Return the answer of a search, whose reports have the rollouts of their steps where these are timed.
-
-    Limits are of whole steps. Plans are ranked with the least that an engine takes on their devices: how the trainer
-    is laid out tells only the bytes that it leaves the engine. Loads serving for rollouts.
-    """
-    from shardwise.search import count_generation, finished, searched
-
-    if not work.grid.case.stack.settings.times_rollouts:
-        return searched(work, executor, progress)
-    from shardwise.answers._rollout import least_generation, timed_rollouts
-
-    count_generation(work, least_generation)
-    return finished(searched(work, executor, progress), timed_rollouts)
 
 
 def searched(inputs: Inputs) -> TrainingResult:

@@ -21,6 +21,7 @@ from shardwise.answers._from import take
 from shardwise.answers._inputs import CaseFile, Inputs, known_keys, read_values
 from shardwise.answers._plot import plotted
 from shardwise.answers._sweep_page import sweep_figure, sweep_page
+from shardwise.answers._whole_steps import run_search
 from shardwise.errors import InputError
 from shardwise.files import CSV_BYTES, read_file
 from shardwise.libraries import is_installed
@@ -164,7 +165,7 @@ def _counted(result: Any) -> dict[str, int]:
 def _trained(inputs: Inputs) -> Any:
     from shardwise.search import SerialExecutor
 
-    result = _plan_train.run_search(_plan_train.question(inputs), SerialExecutor())
+    result = run_search(_plan_train.question(inputs), SerialExecutor())
     if result.covered < 1:
         # An interrupted search is no answer.
         raise KeyboardInterrupt

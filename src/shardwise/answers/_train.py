@@ -16,6 +16,7 @@ from shardwise.answers._limits import limited
 from shardwise.answers._plot import check_drawable, plotted, timed
 from shardwise.answers._train_page import savers_table, train_page
 from shardwise.answers._train_tree import train_tree
+from shardwise.answers._whole_steps import whole
 from shardwise.errors import InputError
 from shardwise.records import replace
 from shardwise.training import TrainReport
@@ -28,16 +29,7 @@ if TYPE_CHECKING:
 
 def ask(inputs: Inputs) -> TrainReport:
     """Return the report of a training case with its rollouts, where these are timed; raises `InputError`."""
-    return _with_rollouts(trained(inputs))
-
-
-def _with_rollouts(report: TrainReport) -> TrainReport:
-    """Return a report with its rollouts, where these are timed; loads serving for them."""
-    if not report.case.stack.settings.times_rollouts:
-        return report
-    from shardwise.answers._rollout import timed_rollouts
-
-    return timed_rollouts(report)
+    return whole(trained(inputs))
 
 
 def trained(inputs: Inputs) -> TrainReport:
