@@ -250,8 +250,7 @@ def _fitted(runs: Sequence[Residual], waiting: float | None = None) -> Spread:
     import numpy as np
 
     sources = sorted({one.source for one in runs})
-    seen = {source: (stacks_of(runs, source), devices_of(runs, source)) for source in sources}
-    said = [one.conditions.known(*seen[one.source]) for one in runs]
+    said = _known(runs)
     usual = [one for one in runs if one.typical]
     waiting = waiting_of(usual) if waiting is None else waiting
     slower = slower_of(usual, waiting)
@@ -271,6 +270,21 @@ def _fitted(runs: Sequence[Residual], waiting: float | None = None) -> Spread:
         slower=slower,
         waiting=waiting,
     )
+
+
+def _known(runs: Sequence[Residual]) -> list[tuple[str, ...]]:
+    """Return what is known of each run, its stack and its device as the other sources have them."""
+    families: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    devices: dict[str, set[str]] = defaultdict(set)
+    for one in runs:
+        families[one.stack][one.conditions.family].add(one.source)
+        devices[one.conditions.device].add(one.source)
+    known = []
+    for one in runs:
+        own = tuple(name for name, sources in families[one.stack].items() if sources - {one.source})
+        met = (one.conditions.device,) if devices[one.conditions.device] - {one.source} else ()
+        known.append(one.conditions.known({one.stack: own} if own else {}, met))
+    return known
 
 
 def beyond_typical(one: Residual, made: Spread) -> float:
@@ -293,14 +307,15 @@ def _widening(said: Sequence[tuple[str, ...]], sizes: Any, weights: Any) -> tupl
     import numpy as np
 
     words = sorted({word for known in said for word in known})
+    matrix = _matrix(said, words)
     while True:
-        matrix = _matrix(said, words)
         penalty = RIDGE * weights.mean() * np.diag([0.0, *(1.0 for _ in words)])
         added = np.linalg.solve((matrix.T * weights) @ matrix + penalty, matrix.T @ (weights * sizes))
         least = int(np.argmin(added[1:])) if words else 0
         if not words or added[1:][least] >= 0:
             return words, added
         del words[least]
+        matrix = np.delete(matrix, least + 1, axis=1)
 
 
 def left_out(
