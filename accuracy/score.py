@@ -103,8 +103,8 @@ def bands_text(made: Mapping[str, Spread]) -> str:
 def update(files: Sequence[str], accept: bool) -> int:
     """Make intervals and results anew; returns 1 where a headline became worse and that was not accepted.
 
-    Bands rest on the runs that no constant rests on too: those that constants were chosen beside are off by less than
-    the next laboratory's.
+    Bands of training rest on the runs that no constant rests on too: those that constants were chosen beside are off
+    by less than the next laboratory's.
     """
     found = measured(files)
     made: dict[str, Spread] = {}
@@ -113,7 +113,7 @@ def update(files: Sequence[str], accept: bool) -> int:
     by_stack: list[dict[str, Any]] = []
     kinds: list[dict[str, Any]] = []
     known = residuals(found.rows)
-    runs = [*known, *residuals(unseen.runs())]
+    runs = [*known, *residuals(unseen.runs(unseen.TRAINING))]
     for quantity in sorted({one.quantity for one in runs}):
         own = [one for one in runs if one.quantity == quantity]
         if not own[0].parts:
