@@ -52,8 +52,8 @@ def shares(rows: Iterable[Comparison]) -> tuple[float, float, float, float]:
 
 
 def table(rows: Iterable[Comparison]) -> Iterator[str]:
-    """Yield the lines of a Markdown table, one row a source and one of all."""
-    every = [*rows]
+    """Yield the lines of a Markdown table, one row a source and one of all; verdicts alone have no error."""
+    every = [row for row in rows if row.relative_error is not None]
     by_source: dict[str, list[Comparison]] = defaultdict(list)
     for row in every:
         what = {"peak_memory": ", memory", **_SERVED}.get(row.metric, "")
