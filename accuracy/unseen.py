@@ -1,4 +1,4 @@
-"""Print how far off published runs are that no constant rests on, by source; bands of training have their votes.
+"""Print how far off published runs are that no constant, band or factor rests on, by source.
 
 `python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/*.csv` every row with its
 prediction. The second file is of frameworks that hardly another row is of, the third of laboratories that none is of,
@@ -24,7 +24,6 @@ FILES = tuple(
         key=lambda path: (path.name.startswith("inference"), path.name),
     )
 )
-TRAINING = tuple(path for path in FILES if path.name.startswith("training"))
 _SERVED = {
     "output_tokens_per_second": ", output tokens",
     "output_tokens_per_second_per_gpu": ", output tokens",

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from accuracy.files import HERE
 from accuracy.unseen import FILES, runs, shares, table
-from shardwise.cost import spreads
 
 
 def of(*names: str) -> tuple[Path, ...]:
@@ -148,10 +147,3 @@ def test_a_sweep_of_users_is_met_from_an_idle_server_to_a_full_one() -> None:
     assert shares(sweep)[1] < 0.1
     split = [row for row in rows if row.metric == "total_tokens_per_second"]
     assert len(split) == 8 and shares(split)[1] < 0.15
-
-
-def test_bands_of_training_have_the_votes_of_runs_that_no_constant_saw() -> None:
-    """Sources of theirs stand behind the bands of steps and of memory."""
-    made = {name: set(one.source.split(", ")) for name, one in spreads().items()}
-    assert {"yafsdp", "fms_fsdp", "dgxc_maxtext", "bridge_cards"} <= made["step_seconds"]
-    assert {"fitcheck", "prime_rl", "trl_million"} <= made["memory.peak_bytes"]
