@@ -124,7 +124,7 @@ def test_where_no_change_fits_the_next_step_is_named(words: tuple[str, ...], say
 )
 def test_the_nearest_change_does_what_it_says(stack: dict[str, str], named: set[str]) -> None:
     """Its flags give the memory promised; they name the framework where their sharding brings another one."""
-    words = ("train", "llama-3.1-8b", "--on", "8xh100", "--micro-batch", "1", "--global-batch", "8", "--width", "160")
+    words = ("train", "llama-3.1-8b", "--on", "8xh100", "--micro-batch", "2", "--global-batch", "16", "--width", "160")
     line = next(
         line for line in run(*words, *chain(*stack.items())).out.splitlines() if "nearest change that fits" in line
     )
