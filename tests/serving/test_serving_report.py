@@ -10,7 +10,7 @@ import pytest
 
 from serving.serving_cases import ask, dense_block, model_of, moe_block
 from shardwise.errors import InputError
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, context_bytes, find_device
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions, find_format, format_names, infer
@@ -189,7 +189,7 @@ def test_engines_spell_their_budget_in_their_own_way() -> None:
     ]
     usable = 85018877624
     weights = ask("llama-3.1-8b", job, engine="sglang").weights_bytes_per_gpu
-    assert room[1] == pytest.approx(0.8 * (usable - 0.6e9) - weights)
+    assert room[1] == pytest.approx(0.8 * (usable - context_bytes(find_device("h100-sxm-80gb").device)) - weights)
     assert len(set(room)) == 3
 
 
