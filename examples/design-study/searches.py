@@ -12,8 +12,9 @@ from typing import Any
 from cases import JOBS, NETWORK, STACK, cluster_of, model_of, space_of, with_rates
 
 import shardwise as sw
+from shardwise import plan_training
 from shardwise.answers import train_tree
-from shardwise.search import IntRanges, SearchOptions, SearchSpace, plan_training
+from shardwise.search import IntRanges, SearchOptions, SearchSpace
 
 
 @dataclass(frozen=True, kw_only=True)

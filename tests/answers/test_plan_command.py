@@ -357,12 +357,13 @@ def test_an_interrupted_search_says_so() -> None:
     """Where a search ended early with nothing found, the page says that it was interrupted, not that none will do."""
     from dataclasses import replace
 
+    from shardwise import plan_training
     from shardwise.answers._page import text_of
     from shardwise.answers._plan_page import plan_page
     from shardwise.hardware import Cluster
     from shardwise.models import load_model
     from shardwise.plans import Training
-    from shardwise.search import SearchOptions, plan_training
+    from shardwise.search import SearchOptions
 
     job = Training(seq_len=1024, global_batch=8)
     on = Cluster.parse("2xa100-sxm-80gb")

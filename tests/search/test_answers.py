@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import brute_force as brute
+from shardwise import plan_training
 from shardwise.cost import Band, Efficiencies, tie_factor
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
@@ -24,7 +25,6 @@ from shardwise.search import (
     TrainingResult,
     doubling,
     plan_serving,
-    plan_training,
     runners_up,
     strong_scaling,
     upto,

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardwise import plan_training
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Training
-from shardwise.search import SearchOptions, SearchSpace, TrainingResult, plan_training, upto, work_of
+from shardwise.search import SearchOptions, SearchSpace, TrainingResult, upto, work_of
 from shardwise.search._batch import PlanSelection
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._jobs import Job

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import brute_force as brute
-from shardwise import Cluster, Training, load_model
+from shardwise import Cluster, Training, load_model, plan_training
 from shardwise.errors import InputError
 from shardwise.formats import ExportCase
 from shardwise.plans import OFFLOADS, Plan, find_stack
 from shardwise.plans.laws import plan_problems, stack_problems
 from shardwise.plans.partition import shifted
-from shardwise.search import SearchOptions, SearchSpace, plan_training, upto, work_of
+from shardwise.search import SearchOptions, SearchSpace, upto, work_of
 
 # Each stack that has an exporter, with a small question.
 QUESTIONS: tuple[tuple[str, str, str], ...] = (

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 import brute_force as brute
+from shardwise import plan_training
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model
@@ -18,7 +19,6 @@ from shardwise.search import (
     SearchOptions,
     SearchSpace,
     TrainingResult,
-    plan_training,
     searched,
     upto,
     work_of,

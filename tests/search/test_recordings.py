@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from shardwise import plan_training
 from shardwise.cost import Efficiencies
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Training, find_stack
 from shardwise.records import replace
-from shardwise.search import IntRanges, SearchOptions, SearchSpace, TrainingResult, _composition, plan_training
+from shardwise.search import IntRanges, SearchOptions, SearchSpace, TrainingResult, _composition
 from shardwise.training import TrainingCase
 
 TWO = IntRanges.parse("1..2")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shardwise import plan_training
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Serving, Training
@@ -21,7 +22,6 @@ from shardwise.search import (
     _recordings,
     _serving_table,
     plan_serving,
-    plan_training,
 )
 
 MODELS = {"dense": "gpt2", "experts": "qwen3-30b-a3b"}

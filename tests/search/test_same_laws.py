@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from shardwise import plan_training
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.records import replace
-from shardwise.search import SearchOptions, SearchSpace, TrainingResult, plan_training, upto
+from shardwise.search import SearchOptions, SearchSpace, TrainingResult, upto
 from shardwise.training import TrainingOptions, train
 
 MIXER = Attention(heads=16, kv_heads=4, head_dim=64)

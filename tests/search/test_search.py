@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import brute_force as brute
+from shardwise import plan_training
 from shardwise.cost import tie_factor
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
@@ -25,7 +26,6 @@ from shardwise.search import (
     SearchSpace,
     SearchTask,
     TrainingResult,
-    plan_training,
     searched,
     upto,
     work_of,

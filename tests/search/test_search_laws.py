@@ -9,11 +9,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwise import plan_training
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Schedule, Training
 from shardwise.records import replace
-from shardwise.search import OBJECTIVES, IntRanges, SearchOptions, SearchSpace, plan_training, upto, work_of
+from shardwise.search import OBJECTIVES, IntRanges, SearchOptions, SearchSpace, upto, work_of
 from shardwise.search._constraints import laws_of
 from shardwise.training import TrainingCase
 

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laws.strategies import Wanted, cases
+from shardwise import plan_training
 from shardwise.cost import host_of
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import OFFLOADS, Plan, Recompute, Training, find_stack
 from shardwise.plans.laws import stack_problems
-from shardwise.search import IntRanges, SearchOptions, SearchSpace, plan_training
+from shardwise.search import IntRanges, SearchOptions, SearchSpace
 from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._evaluate import TrainingCase
 from shardwise.training._report import report_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ops.helpers import layout
+from shardwise import plan_training
 from shardwise.hardware import Cluster
 from shardwise.ledger.flow import flow
 from shardwise.models import MLP, Attention, Block, Model
@@ -12,7 +13,7 @@ from shardwise.ops.block import block_ops
 from shardwise.ops.peft_adapters import PATHS
 from shardwise.plans import ADAPTERS, Plan, Training, find_stack, tuning_of
 from shardwise.records import replace
-from shardwise.search import SearchOptions, SearchSpace, plan_training, upto
+from shardwise.search import SearchOptions, SearchSpace, upto
 from shardwise.search._remedies import evaluate_columns
 from shardwise.training import TrainingOptions, TrainReport, train
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardwise.search._serving_space import ServingSpace
     from shardwise.search._space import IntRanges, SearchSpace, multiples, upto
     from shardwise.search._study import StudyFolder, StudyQuestion, StudyResult, StudyTask, run_study
-    from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
+    from shardwise.search._training import SearchTask, TrainingResult, searched, work_of
     from shardwise.search._tuning import TuningRecipe, elsewhere, longest_sequence, quickest, shorter, tuning_recipes
 
 __getattr__ = lazily(
@@ -48,7 +48,7 @@ __getattr__ = lazily(
         "_serving_space": "ServingSpace",
         "_space": "IntRanges SearchSpace multiples upto",
         "_study": "StudyFolder StudyQuestion StudyResult StudyTask run_study",
-        "_training": "SearchTask TrainingResult plan_training searched work_of",
+        "_training": "SearchTask TrainingResult searched work_of",
         "_tuning": "TuningRecipe elsewhere longest_sequence quickest shorter tuning_recipes",
     },
 )

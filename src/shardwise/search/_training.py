@@ -20,7 +20,7 @@ from shardwise.records import dataclass, replace
 from shardwise.search._batch import FrontPlan, PlanBatch, PlanKey, RankedPlan, grid_of, plan_of
 from shardwise.search._columns import check_degrees
 from shardwise.search._evaluator import Evaluator
-from shardwise.search._executor import Executor, PartRange, SerialExecutor
+from shardwise.search._executor import Executor, PartRange
 from shardwise.search._grid import PlanGrid
 from shardwise.search._limits import PlanLimits, goodput_of, limits_of
 from shardwise.search._options import OBJECTIVES, SearchOptions
@@ -313,29 +313,6 @@ def plan_degrees(plan: Plan) -> tuple[int, ...]:
 
 
 @typed
-def plan_training(
-    model: Model,
-    cluster: Cluster | Sequence[Cluster],
-    job: Training,
-    space: SearchSpace | None = None,
-    options: SearchOptions | None = None,
-    *,
-    executor: Executor | None = None,
-) -> TrainingResult:
-    """Return the best plans of a space for a training job; raises `InputError` where the job or the space is wrong.
-
-    The answer is the optimum of the model over the space: plans are left out only where a law forbids them, they
-    take more memory than there is or they break a limit. Of several clusters, plans on all of them are ranked together.
-
-    >>> from shardwise.models import load_model
-    >>> job = Training(seq_len=1024, global_batch=64)
-    >>> result = plan_training(load_model("gpt2"), Cluster.parse("4xa100-sxm-80gb"), job)
-    >>> result.counts.fitting > 0 and result.best[0].fits
-    True
-    """
-    return searched(work_of(model, cluster, job, space, options), executor or SerialExecutor())
-
-
 def work_of(
     model: Model,
     cluster: Cluster | Sequence[Cluster],
