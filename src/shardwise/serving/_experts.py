@@ -71,26 +71,24 @@ def _stated(products: str, family: str, engine: Engine, model: str, unspread: bo
     return None
 
 
-def _stated_row(
-    products: str, family: str, engine: Engine, model: str, unspread: bool = False
-) -> tuple[str, ExpertsFit] | None:
-    """Return the type and the row of what is stated."""
-    one = _stated(products, family, engine, model, unspread)
-    experts = constants().families[family].experts
-    return (one["type"], experts[one["measured_in"]][one["type"]][one["kernel"]]) if one else None
+def _row_of(stated: Mapping[str, Any], family: str) -> ExpertsFit:
+    """Return the row of an entry."""
+    row: ExpertsFit = constants().families[family].experts[stated["measured_in"]][stated["type"]][stated["kernel"]]
+    return row
 
 
 def wide_row(experts: _Experts, products: str, family: str, engine: Engine, model: str) -> tuple[str, ExpertsFit]:
     """Return the type and the row of experts in 16 bits, or in the narrower type that widens a format's weights."""
     kind = _WIDENED.get(products, "bf16")
     usual = (kind if kind in experts else "bf16"), _expert_row(experts, (kind, "bf16"))
-    return usual if products in _NARROW else _stated_row(products, family, engine, model) or usual
+    stated = None if products in _NARROW else _stated(products, family, engine, model)
+    return (stated["type"], _row_of(stated, family)) if stated else usual
 
 
 def narrow_row(experts: _Experts, products: str, family: str, engine: Engine, model: str) -> ExpertsFit:
     """Return the row of experts whose weights and inputs are narrow."""
-    stated = _stated_row(products, family, engine, model) if products in _NARROW else None
-    return stated[1] if stated else _expert_row(experts, _NARROW.get(products, ("bf16",)))
+    stated = _stated(products, family, engine, model) if products in _NARROW else None
+    return _row_of(stated, family) if stated else _expert_row(experts, _NARROW.get(products, ("bf16",)))
 
 
 def unspread_row(products: str, family: str, engine: Engine, model: str) -> tuple[ExpertsFit, float] | None:
@@ -104,8 +102,7 @@ def unspread_row(products: str, family: str, engine: Engine, model: str) -> tupl
     [False, True]
     """
     stated = _stated(products, family, engine, model, True) if products in _NARROW else None
-    row = _stated_row(products, family, engine, model, True)
-    return (row[1], float(stated.get("split_ranks", 1))) if stated and row else None
+    return (_row_of(stated, family), float(stated.get("split_ranks", 1))) if stated else None
 
 
 def on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:
