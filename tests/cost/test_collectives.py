@@ -22,6 +22,7 @@ from shardwise.cost import (
 )
 from shardwise.hardware import Cluster, find_device
 from shardwise.ledger.op import Verb
+from shardwise.ledger.traced import tracing
 
 VERBS: tuple[Verb, ...] = get_args(Verb)
 IDEAL = Efficiencies(ideal=True)
@@ -395,6 +396,10 @@ def test_only_domains_of_several_hosts_are_nodes_of_trees() -> None:
     assert net(64, "b200-sxm-180gb", Efficiencies()).links[0].trees_bytes_per_second == 0
     assert net(144, "gb200", IDEAL).links[0].trees_bytes_per_second == 0
     assert net(144, "gb200", Efficiencies()).links[0].trees_bytes_per_second == pytest.approx(0.46 * 900e9)
+    with tracing():
+        # No trees were measured on Hopper; while tracing, a zero would be a rate to divide by.
+        hosts = network_of(Cluster.parse("16xh100", {"fast_domain": 16}), Efficiencies())
+        assert hosts.links[0].trees_bytes_per_second == 0
 
 
 @pytest.mark.parametrize(

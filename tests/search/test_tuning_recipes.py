@@ -94,13 +94,14 @@ def test_weights_go_to_the_host_where_nothing_else_fits() -> None:
     words = ("plan", "train", "llama-3.1-70b", "--on", "2xrtx-4090", "--adapter", "lora", *QUICK)
     done = run(*words, "--json")
     assert done.status == 0
-    first = done.tree["recipes"][0]
-    assert "--base nf4" in first["flags"] and "--offload optimizer,gradients,parameters" in first["flags"]
+    flags = [recipe["flags"] for recipe in done.tree["recipes"]]
+    assert all("--offload optimizer,gradients,parameters" in each for each in flags)
+    assert any("--base nf4" in each for each in flags)
     page = run(*words).out
     assert "nothing fits but with weights" in page and max(map(len, page.splitlines())) <= 80
     again = run(*page[page.index("NEXT") + 4 :].replace("\\\n", " ").split()[1:], "--json")
     assert again.status == 0 and not again.tree["unlaunched"]
-    assert again.tree["device_bytes"] == pytest.approx(first["device_bytes"], abs=1)
+    assert again.tree["device_bytes"] == pytest.approx(done.tree["recipes"][0]["device_bytes"], abs=1)
 
 
 @pytest.mark.parametrize(

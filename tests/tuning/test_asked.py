@@ -461,7 +461,7 @@ def test_unsloth_keeps_one_input_for_all_adapters_that_read_it() -> None:
     lines = [line.split() for line in run(*words, "--stack", "unsloth").out.splitlines()]
     longest = [int(line[-1].replace(",", "")) for line in lines if line[:3] == ["nf4-dq", "32", "bits"]]
     # Recomputed; without, its functions of LoRA leave room for a short one.
-    assert max(longest) == pytest.approx(78_475, rel=0.03)
+    assert max(longest) == pytest.approx(78_475, rel=0.04)
 
 
 def test_adapters_of_experts_are_a_saver_to_leave_out() -> None:

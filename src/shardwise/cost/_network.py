@@ -175,8 +175,9 @@ def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> NetworkLink[
     rate, trees = tier.bytes_per_second, 0.0
     if fast and not (imposed.ideal or imposed.fast_link or imposed.fast_bytes_per_second):
         wires = {verb: replace(wire, torus=torus_of(cluster)) for verb, wire in wires.items()}
-        if tier.in_network and tier.size > cluster.devices_per_node:
-            trees = leaf(f"{tier.name} bytes/s of trees", rows["all_reduce"].trees_efficiency * rate)
+        share = rows["all_reduce"].trees_efficiency if tier.in_network else 0.0
+        if share and tier.size > cluster.devices_per_node:
+            trees = leaf(f"{tier.name} bytes/s of trees", share * rate)
     return NetworkLink(name=tier.name, collectives=wires, in_network=tier.in_network, nominal_bytes_per_second=rate,
                        trees_bytes_per_second=trees)  # fmt: skip
 
