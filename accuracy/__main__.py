@@ -19,7 +19,7 @@ import sys
 
 from accuracy import frozen, gains, repeats, score, within
 from accuracy.files import shipped
-from accuracy.published import measured
+from accuracy.processes import cores, joined, measured_by
 from shardwise.measured import rows_csv
 
 
@@ -41,7 +41,7 @@ def main(words: list[str]) -> int:
         if given.update:
             frozen.FROZEN.write_text(json.dumps(present, indent=1) + "\n", encoding="ascii")
     elif given.command == "rows":
-        print(rows_csv(measured(files).rows), end="")
+        print(rows_csv(joined(measured_by(files, cores()), files).rows), end="")
     elif given.command == "gains":
         if given.update:
             gains.store(gains.gains(files))

@@ -180,10 +180,10 @@ def validate(
     return Validation(tuple(rows), paths, tuple((table.path, *column) for table in tables for column in table.unread))
 
 
-def compared(table: MeasurementFile, context: Context) -> Iterator[Comparison]:
-    """Yield the rows of one file with their predictions."""
+def compared(table: MeasurementFile, context: Context, first_line: int = 2) -> Iterator[Comparison]:
+    """Yield the rows of one file with their predictions; rows without a name go by their line, from a first one on."""
     predictor = table.kind.predictor()
-    for number, raw in enumerate(table.rows, 2):
+    for number, raw in enumerate(table.rows, first_line):
         yield _row(Record(raw), table.kind, context, predictor, number)
 
 
