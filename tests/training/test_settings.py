@@ -271,6 +271,8 @@ def test_few_tokens_a_parameter_are_remarked(tokens: float, told: bool) -> None:
     """A budget under 20 tokens a parameter is said to be under that of compute-optimal training."""
     report = ask(job=replace(JOB, token_budget=tokens))
     assert any("compute-optimal" in line for line in report.assumptions) is told
+    tuned = ask(job=replace(JOB, token_budget=tokens, adapter="lora"))
+    assert not any("compute-optimal" in line for line in tuned.assumptions)
 
 
 def test_nothing_set_changes_nothing() -> None:

@@ -160,7 +160,8 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
     notes += [f"{name}: no effect, {why}" for name, why in idle_settings(case)]
     if case.recipe.precision.note:
         notes.append(case.recipe.precision.note)
-    if 0 < case.job.run_tokens < 20 * count_parameters(case.model):
+    # The law is of training from scratch: what starts from a trained model has no such budget.
+    if case.tuning is None and 0 < case.job.run_tokens < 20 * count_parameters(case.model):
         share = case.job.run_tokens / count_parameters(case.model)
         notes.append(f"{share:.3g} tokens a parameter: under the 20 of compute-optimal training (arXiv:2203.15556)")
     if case.job.run_tokens and case.job.method in OBJECTIVES and OBJECTIVES[case.job.method].rollout:
