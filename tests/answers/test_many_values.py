@@ -200,6 +200,27 @@ def test_searches_stand_in_one_table(tmp_path: Path) -> None:
     assert [row["fits"] for row in varied.tree["rows"]] == [True, True]
 
 
+def test_ways_to_fine_tune_are_compared_across_devices() -> None:
+    """A row is the quickest way on that device, as it is alone; a device on which nothing fits says so."""
+    words = ("plan", "train", "qwen3-32b", "--qlora", "--seq-len", "2048")
+    done = run(*words, "--on", "l40s,h100,rtx-3060", "--price", "2", "--json")
+    rows, alone = done.tree["rows"], run(*words, "--on", "l40s", "--json").tree["recipes"][0]
+    assert done.status == 0 and [row["on"] for row in rows] == ["l40s", "h100", "rtx-3060"]
+    assert rows[0]["tokens_per_second_per_gpu"] == alone["tokens_per_second_per_gpu"]
+    assert rows[0]["usd_per_million_tokens"] == pytest.approx(2 / 3600 / alone["tokens_per_second_per_gpu"] * 1e6)
+    assert "base nf4" in rows[0]["plan"] and "loss fused-linear" in rows[0]["plan"]
+    assert run(*words, "--on", "l40s", "--solve", "seq_len", "--json").fields == ["solve"]
+
+
+def test_searches_of_which_none_is_feasible_say_what_each_lacks() -> None:
+    """That nothing fits is an answer with status 1, with what most plans of each device lack."""
+    words = ("plan", "infer", "qwen3-32b", "--on", "rtx-4090,l40s")
+    done = run(*words)
+    said = " ".join(done.out.split())
+    assert (done.status, done.err) == (1, "") and said.count("the nearest is short of") == 2
+    assert all("short of" in row["problem"] for row in run(*words, "--json").tree["rows"])
+
+
 def test_bars_of_what_moves_an_answer_are_beside_the_widest() -> None:
     """The widest bar is as long as bars are, however small it is, so that the others can be told apart."""
     bars = [line.count("#") for line in run(*TRAIN, "--sensitivity").out.splitlines()]

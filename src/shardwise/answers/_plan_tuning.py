@@ -11,7 +11,8 @@ from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines
 from shardwise.answers._search_flags import FAST, JOBS, LISTS, WHOLES, WORDS, plan_search_flags
-from shardwise.errors import InputError
+from shardwise.errors import InputError, Problem
+from shardwise.records import replace
 from shardwise.units import show_bytes
 
 if TYPE_CHECKING:
@@ -55,6 +56,27 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return _hopeless(base, most, width)
 
     return Answer(0 if recipes else 1, tree, page)
+
+
+def quickest_report(inputs: Inputs) -> TrainReport:
+    """Return the report of the quickest way that fits; raises `InputError` where none does."""
+    from shardwise.answers import _train
+    from shardwise.search import quickest
+
+    _check_wishes(inputs)
+    way = quickest(_train.trained(replace(inputs, values={**inputs.values, "micro_batch": 1})))
+    if way is None:
+        remedy = "more devices, a shorter --seq-len or a smaller model"
+        raise InputError([Problem("plan", None, _NOTHING, remedy)])
+    return way[1]
+
+
+def tuned_in_words(report: TrainReport) -> str:
+    """Return what a way to fine-tune chooses: formats, recomputation, loss and what lies on the host."""
+    base, width, again, loss = _choices(report)
+    away = f", {' and '.join(report.plan.offload)} on the host" if report.plan.offload else ""
+    adapters = f", adapters of {width}" if width else ""
+    return f"base {base}{adapters}, recompute {again.removesuffix(' on host')}, loss {loss}{away}"
 
 
 def _remedies(inputs: Inputs, base: TrainReport) -> tuple[list[TuningRecipe], str]:
@@ -168,7 +190,7 @@ def _summary(one: TuningRecipe) -> str:
 
 def _table(page: Page, recipes: Sequence[TuningRecipe]) -> None:
     rows: list[tuple[str, ...]] = [("base", "adapters", "recompute", "loss", "memory", "host", "tokens/s", "longest")]
-    rows += [(*_choices(one), *_figures(one)) for one in recipes]
+    rows += [(*_choices(one.report), *_figures(one)) for one in recipes]
     right = (4, 5, 6, 7)
     if len({one.report.plan.sharding for one in recipes}) > 1:
         split = ["sharding", *(one.report.plan.sharding for one in recipes)]
@@ -177,9 +199,9 @@ def _table(page: Page, recipes: Sequence[TuningRecipe]) -> None:
     page.table(rows, right, header=True, indent=2)
 
 
-def _choices(one: TuningRecipe) -> tuple[str, str, str, str]:
+def _choices(report: TrainReport) -> tuple[str, str, str, str]:
     """Return how the frozen weights and the adapters are kept, what runs again, and the loss."""
-    case = one.report.case
+    case = report.case
     kept = int(case.tuning.precision.weight_bytes) if case.tuning is not None and case.tuning.adapter else 0
     width = {0: "", 2: "16 bits", 4: "32 bits"}[kept]
     host = " on host" if "activations" in case.plan.offload else ""

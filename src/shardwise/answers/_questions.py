@@ -60,6 +60,15 @@ _FITS = Headline("fits", "fits", _yes, _of("fits"))
 _CHANCE = Headline("chance_to_fit", "chance", lambda value: f"{value:.0%}", _of("chance_to_fit"))
 
 
+def _usd_per_million(report: Any) -> float | None:
+    """Return the dollars of a million trained tokens; None without a price, or with a budget, whose cost is said."""
+    price = report.case.cluster.usd_per_device_hour
+    if price is None or report.job.run_tokens:
+        return None
+    hours = report.whole_step_seconds / report.goodput / 3600 * (report.plan.num_devices + report.generation.devices)
+    return float(price * hours / report.job.tokens_per_step * 1e6)
+
+
 _MILLION = Headline("usd_per_million_output_tokens", "$/M out", _number, _of("usd_per_million_output_tokens"))
 
 
@@ -73,6 +82,7 @@ HEADLINES: dict[str, tuple[Headline, ...]] = {
         Headline("mfu", "MFU", _share, _of("mfu")),
         Headline("days", "days", _number, lambda r: r.training_seconds / 86400 if r.job.run_tokens else None),
         Headline("usd", "$", _number, lambda r: r.usd if r.job.run_tokens else None),
+        Headline("usd_per_million_tokens", "$/M", _number, _usd_per_million),
     ),
     "infer": (
         _FITS,
@@ -124,6 +134,11 @@ class VaryPoint:
     plan: str = ""
     """The best plan in words, where a search is asked."""
     assumed: tuple[str, ...] = ()
+
+    @property
+    def infeasible(self) -> bool:
+        """Whether a search was asked of what can be used, and no plan of it is feasible."""
+        return bool(self.problems) and all(problem.field == "plan" for problem in self.problems)
 
     def keeps(self, inputs: Inputs) -> bool:
         """Return whether it keeps the verdict, at the risk that was asked, and every limit, as the best plan does."""

@@ -74,8 +74,10 @@ def _asks_many(inputs: Inputs) -> bool:
     kind = inputs.get("what") if inputs.command == "plan" else inputs.command
     several = "," in str(inputs.values.get("on", ""))
     if inputs.command == "plan":
-        # A search of training plans ranks those of several devices together.
-        return bool(given & {"vary", "solve"}) or (several and kind != "train")
+        from shardwise.answers._plan_tuning import tunes
+
+        # A search of training plans ranks those of several devices together; ways to fine-tune are of one.
+        return bool(given & {"vary", "solve"}) or (several and (kind != "train" or tunes(inputs)))
     return kind in _commands.MANY and bool(given & _flags.MANY.keys() or several)
 
 

@@ -11,6 +11,7 @@ from shardwise.answers._answer import Answer
 from shardwise.answers._converters import fail
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines
+from shardwise.answers._plan import asks_to_tune
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._questions import Questions, VaryPoint, again, kind_of, points_table, title_of, write_rows
 from shardwise.answers._value_lists import MOST_ROWS, SHAPE, sized, values_of
@@ -58,6 +59,10 @@ def answer(inputs: Inputs, width: int) -> Answer:
         inputs.fail(asked[-1], inputs.get(asked[-1]), "is asked beside other values", "ask one after the other")
     if "explain" in inputs.values:
         inputs.fail("explain", inputs.values["explain"], "opens one answer, and several are asked", "ask for one")
+    if asked == ["solve"] and inputs.command == "plan" and asks_to_tune(inputs):
+        rule = "is asked of plans, and these are ways to fine-tune on given devices"
+        remedy = "leave it out: the column longest has the longest sequence; or give --global-batch to search plans"
+        inputs.fail("solve", inputs.values["solve"], rule, remedy)
     inputs.problems.raise_if_any()
     if asked == ["solve"]:
         from shardwise.answers._solve import solved
@@ -103,6 +108,8 @@ def _assumed(points: Sequence[VaryPoint]) -> list[str]:
     What else differs, such as the replicas that fill the devices, follows from the values.
     """
     answered = [point for point in points if point.report is not None]
+    if not answered:
+        return []
     everywhere = _shared(answered)
     devices = dict.fromkeys(point.values["on"] for point in answered if "on" in point.values)
     alone = [
@@ -124,7 +131,7 @@ def _table(inputs: Inputs, width: int) -> Answer:
         questions.check(key, "vary")
     _readable(questions, grid)
     points = [questions.at(dict(zip(grid, values, strict=True))) for values in product(*grid.values())]
-    if all(point.report is None for point in points):
+    if not any(point.report is not None or point.infeasible for point in points):
         raise InputError(dict.fromkeys(problem for point in points for problem in point.problems))
     rows = write_rows(inputs, points)
 
