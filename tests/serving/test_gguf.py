@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from serving.serving_cases import ask
+from shardwise.hardware import find_device
 from shardwise.models import Model
 from shardwise.ops.count import count_parameters
 from shardwise.plans import Plan, Serving
-from shardwise.serving import find_format, format_names
+from shardwise.serving import find_engine, find_format, format_names
 
 MIXTURES = [name for name in format_names(spellings=False) if name.startswith(("iq", "q2", "q3", "q4_k", "q5_k"))]
 MIB = 2**20
@@ -83,3 +84,19 @@ def test_a_first_stage_has_no_table() -> None:
     first, last = (stage.weights for stage in both.on_devices)
     assert first + last == pytest.approx(whole.weights_bytes_per_gpu)
     assert last - first == pytest.approx(128256 * 2048 * 6.5625 / 8, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "able"),
+    [
+        ("vllm", ("q6_k", ""), "or --engine sglang or --engine llama.cpp"),
+        ("tensorrt-llm", ("nf4", ""), "or --engine vllm or --engine sglang"),
+        ("llama.cpp", ("bf16", "fp8"), "or --engine vllm or --engine sglang or --engine tensorrt-llm"),
+    ],
+)
+def test_a_format_that_an_engine_lacks_names_the_engines_that_run_it(
+    engine: str, words: tuple[str, str], able: str
+) -> None:
+    """Those alone whose formats were read; releases and modes go by the name of today's engine."""
+    problems = find_engine(engine).refused_formats(*words, find_device("rtx-4090").device)
+    assert [one.remedy.endswith(able) for one in problems.items] == [True]

@@ -207,7 +207,9 @@ class Engine:
 
     def refused_formats(self, weights: str, kv_cache: str, device: Device) -> Problems:
         """Return which formats of weights and cache the engine does not run on a device."""
-        return self.formats.problems(self.title, {"weights": weights, "kv_cache": kv_cache}, family_of(device))
+        words = {"weights": weights, "kv_cache": kv_cache}
+        others = {name: find_engine(name).formats for name in _plain()}
+        return self.formats.problems(self.title, words, family_of(device), others)
 
     def caching(self) -> Engine:
         """The engine as a server that caches prefixes."""
@@ -269,6 +271,13 @@ def engine_names() -> tuple[str, ...]:
     True
     """
     return tuple(engine_tables()["engines"])
+
+
+@cache
+def _plain() -> tuple[str, ...]:
+    """Return the names of engines as they are today, which releases and modes are named after."""
+    names = engine_names()
+    return tuple(name for name in names if not any(name.startswith(f"{other}-") for other in names))
 
 
 @cache

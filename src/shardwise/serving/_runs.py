@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import product
+from types import MappingProxyType
 from typing import Literal
 
 from shardwise.errors import Problems
@@ -12,6 +13,8 @@ from shardwise.models import Model
 from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.serving._formats import cache_names, format_names
+
+_NO_OTHERS: Mapping[str, EngineFormats] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +31,10 @@ class EngineFormats:
     lacks: tuple[str, ...] = ()
     """Families of models that it has no class for, nor a way to run that of transformers."""
 
-    def problems(self, engine: str, words: Mapping[str, str], family: str) -> Problems:
-        """Return which formats, by field, the engine does not run on a family of devices.
+    def problems(
+        self, engine: str, words: Mapping[str, str], family: str, others: Mapping[str, EngineFormats] = _NO_OTHERS
+    ) -> Problems:
+        """Return which formats, by field, the engine does not run on a family of devices, and which of others do.
 
         >>> from shardwise.serving import find_engine
         >>> runs = find_engine("tensorrt-llm").formats
@@ -43,7 +48,10 @@ class EngineFormats:
                 runs = [one for one in names if self.runs(field, one, family)]
                 rule = f"is no format that {engine} runs"
                 rule += f" on this device ({family})" if self.runs(field, word, "generic") else ""
-                problems.add(field, word, rule, f"use {', '.join(runs)}, or another --engine")
+                # Of engines that no source was read for nobody knows.
+                read = {name: other for name, other in others.items() if getattr(other, field)}
+                able = [f"--engine {name}" for name, other in read.items() if other.runs(field, word, family)]
+                problems.add(field, word, rule, f"use {', '.join(runs)}, or {' or '.join(able) or 'another --engine'}")
         return problems
 
     def usual_cache(self, model: str, device: str) -> str:
