@@ -14,6 +14,7 @@ import pytest
 from command_line import run
 from shardwise import cli
 from shardwise.answers import _commands
+from shardwise.answers._help import EXAMPLES, FIRST
 
 TRAIN = [
     "train",
@@ -529,6 +530,29 @@ def test_what_is_measured_alone_may_use_all_threads(name: str, monkeypatch: pyte
     assert name in _commands.NAMES and cli.command() == 0
     assert ("OPENBLAS_NUM_THREADS" in os.environ) is (name != "measure")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+
+
+# What the examples name that is not there: files of the user's.
+_FILES = {"sweep", "import", "validate", "measure"}
+
+
+@pytest.mark.parametrize(
+    "words", [f"{name} {one}" for name, every in EXAMPLES.items() for one in every] + [*FIRST.values()]
+)
+def test_examples_of_the_help_answer_yes(words: str) -> None:
+    """Each example stands at the end of its help, on one line or several, and answers as it stands."""
+    first = words in FIRST.values()
+    name = next(name for name in sorted(EXAMPLES, reverse=True) if words.startswith(name))
+    printed = run(*([] if first else name.split()), "--help").out
+    assert f"shardwise {words}" in " ".join(printed.replace("\\\n", " ").split())
+    assert words.split()[0] in _FILES or run(*shlex.split(words)).status == 0
+
+
+def test_help_says_what_an_override_is() -> None:
+    """No help of a number of the cluster only repeats its name."""
+    lines = run("train", "--help", "--width", "200").out.splitlines()
+    assert not any("  override " in line for line in lines)
+    assert any("--fast-bandwidth" in line and "450GB/s" in line for line in lines)
 
 
 def test_help_starts_with_what_a_command_is_about() -> None:

@@ -24,6 +24,8 @@ from shardwise.plans.fields import ALIASES
         ("infer", "--rate", "it is a flag of serve, plan serve"),
         ("train", "-ngl", "--gpu-layers is a flag of infer, serve,"),
         ("infer", "--ngl", "did you mean --gpu-layers?"),
+        ("train", "--dataset-size", "did you mean --samples?"),
+        ("train", "--qlra", "did you mean --qlora?"),
         ("train", "--gpus", "did you mean --on?"),
         ("train", "--micro-bach", "did you mean --micro-batch?"),
         ("train", "--finetune", "did you mean --adapter or --trains?"),

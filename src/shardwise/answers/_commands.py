@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _converters, _flags
-from shardwise.answers._answer import Answer
 from shardwise.answers._flags import OUTPUT, Command, Flag
 from shardwise.formats import SERVERS, SYSTEMS
-
-if TYPE_CHECKING:
-    from shardwise.answers._page import Page
-
 
 _MODEL = {
     "model": Flag("model", _converters.TEXT, "catalogue name, config.json, folder or hub id", "positional"),
@@ -41,6 +34,12 @@ SUMMARIES = {
     "completion": "completion of flags, models and devices for bash, zsh or fish",
     "dtypes": "precisions of training, formats of serving and presets of bits, by name",
 }
+_PLANS = {
+    "train": "the best plans of a training job, their Pareto front, and what rejects the others",
+    "infer": "the best ways to serve batches, their Pareto front, and what rejects the others",
+    "serve": "how many devices a load needs under its limits, in which layout, and why no fewer",
+}
+"""What `plan` answers of each kind."""
 BOTH = "exit status: 0 both fit, 1 one does not, 2 bad input"
 COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
 
@@ -137,13 +136,12 @@ def _plan(kind: str = "") -> Command:
     if kind == "serve":
         exits = "exit status: 0 found, 1 nothing keeps the limits, 2 bad input"
         flags = {"what": what, **_MODEL, **_flags.FROM_SERVER, **own, **_flags.ENERGY, **many, **_flags.PLOT, **OUTPUT}
-        return Command(
-            "plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"), kind="serve"
-        )
+        return Command("plan", _PLANS[kind], ("what", "model"), flags, exits, ("what", "model", "on"), kind=kind)
     server = _flags.FROM_SERVER if kind == "infer" else {}
     flags = {"what": what, **_MODEL, **server, **own, **many, **_flags.PLOT, **OUTPUT}
     exits = "exit status: 0 found, 1 nothing fits, 2 bad input"
-    return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"), kind=kind)
+    text = _PLANS.get(kind, SUMMARIES["plan"])
+    return Command("plan", text, ("what", "model"), flags, exits, ("what", "model", "on"), kind=kind)
 
 
 def _sweep() -> Command:
@@ -287,113 +285,3 @@ def every() -> dict[str, Command]:
         "plan serve": command("plan", "serve"),
         "export " + "/".join(SERVERS): command("export", next(iter(SERVERS))),
     }
-
-
-GROUPS = {
-    "positional": "what",
-    "where": "where",
-    "load": "load",
-    "plan": "plan",
-    "job": "job",
-    "space": "space",
-    "search": "search",
-    "pools": "pools",
-    "autoscaling": "autoscaling",
-    "limits": "limits",
-    "sides": "the two sides",
-    "number": "number",
-    "many": "one question at many values",
-    "shape": "shape",
-    "settings": "framework settings",
-    "efficiency": "achieved efficiencies",
-    "cluster": "override the cluster",
-    "model": "override the model, or its sizes where none is named",
-    "sizes": "more sizes of a model that is not named",
-    "output": "output",
-}
-
-
-_LEFT = 32
-
-
-def overview(status: int = 0, width: int = 80) -> Answer:
-    """Return what `shardwise` alone prints."""
-
-    def page() -> Page:
-        from shardwise.answers._page import Page
-
-        made = Page(width)
-        made.add(("shardwise: know before you launch", "bold"))
-        made.blank()
-        for name in NAMES:
-            _line(made, f"shardwise {name}", SUMMARIES[name], 20)
-        made.blank()
-        made.add(("Every command takes --json and --help; cases are read with --config FILE.", ""))
-        made.add((COMMON, "dim"))
-        return made
-
-    def tree() -> Any:
-        return {"commands": dict(SUMMARIES)}
-
-    return Answer(status, tree, page)
-
-
-def _line(page: Page, left: str, text: str, column: int = _LEFT) -> None:
-    """Append a flag and its help, the help wrapped in its own column."""
-    narrow = page.width < 80
-    pieces = textwrap.wrap(text, page.width - column - 2, break_long_words=narrow, break_on_hyphens=narrow)
-    if len(left) >= column:
-        page.add(("  " + left, "cyan"))
-        left = ""
-    for piece in pieces:
-        page.add((f"  {left:<{column}}", "cyan"), (piece, ""))
-        left = ""
-
-
-def _usage(flag: Flag) -> tuple[str, str]:
-    """Return what stands on the left and on the right of a flag's line; choices stand on the right."""
-    if flag.group == "positional":
-        return flag.key.upper(), flag.help
-    if flag.kind.word.startswith("{"):
-        # Behind the choices may stand that a list of them is taken, which the help says in words.
-        choices, _, lists = flag.kind.word[1:].partition("}")
-        value = "A,B,..." if lists else "WORD"
-        return f"{flag.option} {value}", f"{flag.help}: {choices.replace(',', ', ')}"
-    short = f"{flag.short}, " if flag.short else ""
-    return f"{short}{flag.option} {flag.kind.word}".rstrip(), flag.help
-
-
-def _usage_words(command: Command) -> str:
-    """Return a command as it is typed, with its places; the place of the kind is the kind, where one is asked for."""
-    places = command.positionals[1:] if command.kind else command.positionals
-    return " ".join((command.words, *(place.upper() for place in places)))
-
-
-def help_of(command: Command, width: int = 80) -> Answer:
-    """Return the help of one command."""
-
-    def page() -> Page:
-        from shardwise.answers._page import Page
-
-        made = Page(width)
-        made.add((f"shardwise {_usage_words(command)} [flags]", "bold"))
-        for piece in textwrap.wrap(command.help, width):
-            made.add((piece, ""))
-        others = dict.fromkeys(f.group for f in command.flags.values())
-        for group, title in (GROUPS | {name: name for name in others if name not in GROUPS}).items():
-            flags = [f for f in command.flags.values() if f.group == group]
-            if flags:
-                made.blank()
-                made.add((title, "bold"))
-            for f in flags:
-                _line(made, *_usage(f))
-        made.blank()
-        for piece in textwrap.wrap(command.exits, width):
-            made.add((piece, "dim"))
-        return made
-
-    def tree() -> Any:
-        flags = {f.key: {"flag": f.option, "help": f.help, "group": f.group} for f in command.flags.values()}
-        return {"command": command.name, "flags": flags}
-
-    return Answer(0, tree, page)

@@ -188,14 +188,36 @@ EXPLAIN = flag_table(
 )
 
 
+_CLUSTER = {
+    "devices_per_node": "devices of a node",
+    "fast_domain": "devices that the fastest links join (an NVLink domain)",
+    "fast_bandwidth": "rate of the fastest links (NVLink) of a device, in one direction, such as 450GB/s",
+    "fast_latency": "latency of a message over them, such as 2us",
+    "slow_bandwidth": "rate of the network of a device, in one direction, such as 400Gb/s",
+    "slow_latency": "latency of a message over the network, such as 5us",
+    "nics_per_node": "network cards of a node, in place of --slow-bandwidth",
+    "nic_bandwidth": "rate of a network card, in one direction, such as 400Gb/s",
+    "rails": "networks (rails) that the cards of a node are spread over, a divisor of --nics-per-node",
+    "oversubscription": "full bandwidth of the network over what it has between switches, such as 2",
+    "price": "dollars of a device-hour, such as 2.5, or a provider's offer, such as nebius:spot",
+    "host_memory": "memory of the host of a node, such as 2TiB",
+    "memory": "memory of a device, all of it usable, such as 80GiB",
+    "memory_bandwidth": "peak memory bandwidth, such as 3.35TB/s",
+    "peak_flops": "dense peak of bf16, such as 989T",
+}
+
+
 @cache
 def cluster_flags() -> dict[str, Flag]:
     """Return the flags that override numbers of the cluster and its device."""
     from shardwise.hardware import OVERRIDES
 
+    def text(name: str) -> str:
+        return _CLUSTER.get(name) or f"dense peak of {name.partition('.')[2]}"
+
     part = ("num_devices", k.WHOLE, "so many of the devices of --on, of an instance or of a file that has more")
     others = (name for name in OVERRIDES if name != "num_devices")
-    return flag_table("cluster", part, *((name, k.RAW, f"override {name.replace('_', ' ')}") for name in others))
+    return flag_table("cluster", part, *((name, k.RAW, text(name)) for name in others))
 
 
 @cache

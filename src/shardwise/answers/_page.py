@@ -179,6 +179,11 @@ def command_lines(page: Page, word: str, words: Sequence[str]) -> None:
     """Append a command under a heading, broken into lines that a shell takes as one; those of Windows take one line."""
     page.blank()
     page.add((word, "bold"))
+    command_line(page, words)
+
+
+def command_line(page: Page, words: Sequence[str]) -> None:
+    """Append a command alone, broken into lines as those under a heading are."""
     lines, line = [], " " * 2
     for piece in words:
         if len(line) + len(piece) + 3 > page.width and line.strip() and sys.platform != "win32":

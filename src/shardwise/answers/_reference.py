@@ -212,7 +212,8 @@ def flags_page() -> str:
         for flag in _options(command):
             rows = groups.setdefault(flag.group, {})
             rows.setdefault((flag.option, flag.help), (flag, []))[1].append(name)
-    titles = _commands.GROUPS
+    from shardwise.answers._help import GROUPS as titles
+
     order = [*(g for g in titles if g in groups), *(g for g in groups if g not in titles)]
     return "\n".join(_section(titles.get(group, group), groups[group].values()) for group in order)
 

@@ -36,7 +36,7 @@ _NOT_SAVED = (*WRITTEN, "json", "width", "config", "help", "follow")
 def answer(words: Sequence[str]) -> Answer:
     """Return the answer to the words of a command line; raises `InputError` with everything that is wrong."""
     if not words or words[0] in ("-h", "--help", "help"):
-        from shardwise.answers._commands import overview
+        from shardwise.answers._help import overview
 
         return overview(2 if not words else 0, _columns())
     words, behind = split(words)
@@ -54,7 +54,7 @@ def answer(words: Sequence[str]) -> Answer:
         rule = f"stands behind --, and {name} takes no words of another program"
         scanned.problems.add("arguments", " ".join(behind), rule, "leave it out")
     if scanned.given.get("help") is True:
-        from shardwise.answers._commands import help_of
+        from shardwise.answers._help import help_of
 
         asked = str(scanned.given.get("width", ""))
         return help_of(command, min(max(int(asked[:4]), 60), 1000) if asked.isdecimal() else _columns())
@@ -360,7 +360,9 @@ def _remedy(key: str, command: Command) -> str:
         here = f"here there are {', '.join(kin)}; " if kin and key.startswith("max_") else ""
         it = "it" if long == key else "--" + long.replace("_", "-")
         return f"{it} is a flag of {names}; {here}{lists}"
-    close = [options[field] for field in known or near(key, options)]
+    # Flags of fine-tuning programs are taken too, and may be misspelt as well.
+    tuned = {word: "--" + word.replace("_", "-") for word in (ALIASES if "adapter" in options else ())}
+    close = [(tuned | options)[field] for field in known or near(key, tuned | options)]
     return f"did you mean {' or '.join(close)}? {lists}" if close else lists
 
 
