@@ -81,6 +81,15 @@ def test_a_device_is_a_file(folder: Path) -> None:
     assert "my-t4 is from your catalogue" in " ".join(done.out.split())
 
 
+def test_a_device_of_no_family_has_links_of_some_kind(folder: Path) -> None:
+    """A switch that reduces joins devices of a name that no constants know, too: the answer is one, not a fault."""
+    text = device_to_toml(find_device("h100").device).replace('name = "h100-sxm-80gb"', 'name = "lab"')
+    (folder / "devices/lab.toml").write_text(text.replace('like = "h100-sxm-80gb"\n', ""))
+    done = run("train", "gpt2", "--on", "8xlab", "--global-batch", "8", "--json")
+    assert done.status == 0
+    assert "links use generic efficiencies" in done.tree["assumptions"]
+
+
 def test_a_precision_is_a_file(folder: Path) -> None:
     """A recipe's file adds it to the precisions of training: wider gradients take the bytes that they say."""
     text = precision_to_toml(find_precision("bf16")).replace("gradient_bytes = 4", "gradient_bytes = 8")

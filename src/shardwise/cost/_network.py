@@ -175,7 +175,7 @@ def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> NetworkLink[
     rate, trees = tier.bytes_per_second, 0.0
     if fast and not (imposed.ideal or imposed.fast_link or imposed.fast_bytes_per_second):
         wires = {verb: replace(wire, torus=torus_of(cluster)) for verb, wire in wires.items()}
-        share = rows["all_reduce"].trees_efficiency if tier.in_network else 0.0
+        share = rows.get("all_reduce", rows["all_gather"]).trees_efficiency if tier.in_network else 0.0
         if share and tier.size > cluster.devices_per_node:
             trees = leaf(f"{tier.name} bytes/s of trees", share * rate)
     return NetworkLink(name=tier.name, collectives=wires, in_network=tier.in_network, nominal_bytes_per_second=rate,
