@@ -81,6 +81,38 @@ def test_a_device_is_a_file(folder: Path) -> None:
     assert "my-t4 is from your catalogue" in " ".join(done.out.split())
 
 
+def test_a_device_is_like_one_of_the_catalogue(folder: Path) -> None:
+    """A device that says what it is like has its constants under any name, and only facts tell them apart.
+
+    T4 has 1,024 threads a core, Ada an efficiency of its own and MI300X kernels of its own; none of the names says so.
+    """
+    for known in ("t4", "l40s", "mi300x", "h100-pcie-80gb"):
+        text = device_to_toml(find_device(known).device)
+        assert f'like = "{known}"' in text
+        (folder / "devices/lab.toml").write_text(text.replace(f'name = "{known}"', 'name = "lab"'))
+        for words in ("train gpt2 --global-batch 8 --precision fp16 --on", "infer gpt2 --batch 8 --on"):
+            one, other = (run(*words.split(), f"2x{name}", "--json").tree for name in (known, "lab"))
+            for key in ("step_seconds", "request_seconds", "memory", "evidence", "chance_to_fit"):
+                assert one.get(key) == other.get(key), (known, key)
+    (folder / "devices/lab.toml").write_text(
+        text.replace("name = ", 'name = "lab" #').replace("like = ", 'like = "t5" #')
+    )
+    assert run("train", "gpt2", "--on", "1xlab", "--json").fields == ["lab.toml: like"]
+    (folder / "devices/lab.toml").write_text(text.replace("name = ", 'name = "lab" #').replace("like = ", "like = 3 #"))
+    assert run("train", "gpt2", "--on", "1xlab", "--json").fields == ["lab.toml: like"]
+
+
+def test_less_power_of_a_variant_counts_beside_its_like(folder: Path) -> None:
+    """A variant with fewer watts for its peak keeps less of a lasting rate than what it is like."""
+    text = device_to_toml(find_device("h100").device).replace('name = "h100-sxm-80gb"', 'name = "lab"')
+    (folder / "devices/lab.toml").write_text(text.replace("power_watts = [700.0", "power_watts = [350.0"))
+    seconds = [
+        run("train", "llama-2-7b", "--on", f"8x{name}", "--global-batch", "64", "--json").tree["step_seconds"]
+        for name in ("h100-sxm-80gb", "lab")
+    ]
+    assert seconds[1] > 1.05 * seconds[0]
+
+
 def test_a_device_of_no_family_has_links_of_some_kind(folder: Path) -> None:
     """A switch that reduces joins devices of a name that no constants know, too: the answer is one, not a fault."""
     text = device_to_toml(find_device("h100").device).replace('name = "h100-sxm-80gb"', 'name = "lab"')

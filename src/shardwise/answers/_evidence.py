@@ -111,7 +111,7 @@ def evidence_of(report: TrainReport | InferReport) -> Evidence:
         runs=band.rows,
         sources=band.sources,
         same_stack=sum(one.runs for one in alike),
-        nearest=nearest_runs(own, known, report.case.model, (report.case.cluster.device.name, report.plan.num_devices)),
+        nearest=nearest_runs(own, known, report.case.model, (report.case.cluster.device.chip, report.plan.num_devices)),
     )
 
 

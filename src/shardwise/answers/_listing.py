@@ -160,6 +160,7 @@ def device_record(name: str) -> dict[str, Any]:
     """Return one device with the source and date of every figure."""
     device = find_device(name).device
     words = {name: getattr(device, name) for name in ("name", "full_name", "vendor", "fast_link")}
+    words["like"] = device.like or None
     prices = [
         {"provider": o.provider, "instance": o.instance, "devices": o.devices, "commitment": commitment, "term": o.term,
          "usd_per_device_hour": o.device_usd(commitment), "source": o.where}
@@ -242,6 +243,8 @@ def devices_page(names: Sequence[str], width: int = 80) -> Page:
 def _one_device(page: Page, name: str) -> None:
     device = find_device(name).device
     page.label("DEVICE", f"{device.name}: {device.full_name}", "bold", "bold")
+    if device.like:
+        page.note(f"a variant of {device.like}, whose kernels it runs")
     page.blank()
     marks: dict[str, int] = {}
     for fact in device.sources:

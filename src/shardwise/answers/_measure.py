@@ -22,7 +22,6 @@ from shardwise.measuring import (
     Clock,
     Machine,
     Measurement,
-    constants_name,
     copies_of,
     describe,
     device_of,
@@ -70,10 +69,10 @@ def _machine(name: str) -> Machine:
 
 def _check(machine: Machine, out: Path, files: tuple[Path, ...]) -> None:
     """Raise `InputError` for a name without constants, one that is taken, or a folder that is closed."""
-    problems, stem = Problems(), constants_name(machine)
-    if stem and machine.key != stem and not machine.key.startswith(stem + "-"):
-        rule = f"must begin with {stem}-, by which the constants of its kind are found"
-        problems.add("name", machine.key, rule, f"use {stem}-{machine.key}")
+    problems = Problems()
+    if machine.device == "cpu" and not machine.key.startswith("cpu-"):
+        rule = "must begin with cpu-, by which the constants of processors are found"
+        problems.add("name", machine.key, rule, f"use cpu-{machine.key}")
     for path in files:
         if path.exists():
             problems.add("name", machine.key, f"is taken: {path} exists", "give another --name, or remove the file")

@@ -282,7 +282,7 @@ def kernel_costs(
     if table is None or row is None:
         return None
     head_costs = row.heads[runs_as(head, windowed, row.heads)]
-    scale = table.by_device.get(device.name, 1.0)
+    scale = table.by_device.get(device.chip, 1.0)
     return KernelCosts(costs=part_costs(kind, table.costs, head_costs), packs=row.packs, scale=scale)
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from shardwise.cost._records import AttentionFit, Gemm
 from shardwise.cost._tables import constants, family_of, record
 from shardwise.files import own_table
-from shardwise.hardware import Device
+from shardwise.hardware import Device, find_device
 from shardwise.records import dataclass, replace
 
 
@@ -33,9 +33,12 @@ def power_share(row: Gemm, device: Device, dtype: str = "") -> float:
 def steady_state_rate(row: Gemm, device: Device, dtype: str = "") -> float:
     """Return what a device keeps of the lasting rate of its family: as stated for it, or as its power says."""
     stated = row.steady_state_by_device
-    if device.name in stated or device.name in row.by_device:
-        return stated.get(device.name, 1.0)
-    return power_share(row, device, dtype)
+    if device.chip not in stated and device.chip not in row.by_device:
+        return power_share(row, device, dtype)
+    share = stated.get(device.chip, 1.0)
+    if device.like:  # a variant of the measured device may have other watts for its peak
+        share *= power_share(row, device, dtype) / power_share(row, find_device(device.like).device, dtype)
+    return share
 
 
 def derated_gemm(row: Gemm, device: Device, node_busy: bool, library: str = "") -> Gemm:
@@ -59,7 +62,7 @@ def derated_attention(row: AttentionFit, device: Device, node_busy: bool) -> Att
 
 def node_share(row: Gemm | AttentionFit, device: Device, node_busy: bool) -> float:
     """Return what a device keeps of rates measured alone while all of its node are busy."""
-    return row.node_derate_by_device.get(device.name, row.node_derate) if node_busy else 1.0
+    return row.node_derate_by_device.get(device.chip, row.node_derate) if node_busy else 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -202,12 +202,12 @@ def gemm_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, eng
     row = replace(row, **row.engines.get(engine, {}))
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
     check_achieved(imposed, peak, bandwidth)
-    scale = row.by_device.get(device.name, 1.0) * steady_state_rate(row, device, dtype)
+    scale = row.by_device.get(device.chip, 1.0) * steady_state_rate(row, device, dtype)
     reached = device.achieved(f"flops.{dtype}")
     kept = float(reached.value) / peak if reached else lasting(row) * scale
     flops = imposed.matmul_flops_per_second or effective(imposed, kept, imposed.compute) * peak
     moved = achieved_bytes(device, imposed, row.memory)
-    start = 0.0 if imposed.ideal else row.start_by_device.get(device.name, 1.0)
+    start = 0.0 if imposed.ideal else row.start_by_device.get(device.chip, 1.0)
     return GemmRates(
         matmul_flops=leaf("achievable matrix FLOP/s", flops, reached.source if reached else row.source),
         matmul_bytes=leaf("achievable HBM bytes/s", moved, row.source),
@@ -276,7 +276,7 @@ def relative(device: Device, row: Gemm, measured: str) -> float:
     """Return the rate of a device's GEMMs over those of the device on which another kernel was measured."""
     share = 1.0
     for rows in (row.by_device, row.steady_state_by_device):
-        share *= rows.get(device.name, 1.0) / rows.get(measured, 1.0)
+        share *= rows.get(device.chip, 1.0) / rows.get(measured, 1.0)
     return float(share)
 
 
@@ -290,7 +290,7 @@ def _attention(family: DeviceFamily, device: Device, dtype: str, kernel: str) ->
     row = replace(family.attention, **family.attention.kernels.get(kernel, {}))
     row = replace(row, **row.by_type.get(dtype, {}))
     weaker = power_share(family.matmul["bf16"], device, dtype) if "bf16" in family.matmul else 1.0
-    return row, row.steady_state_by_device.get(device.name, weaker) * device.peak_flops(dtype)
+    return row, row.steady_state_by_device.get(device.chip, weaker) * device.peak_flops(dtype)
 
 
 def rates_of(
@@ -323,7 +323,7 @@ def rates_of(
     streamed = device.achieved("bytes_per_second")
     share = float(streamed.value) / bandwidth_of(device) if streamed else memory.efficiency
     stream = achieved_bytes(device, imposed, share)
-    scale = relative(device, row, grouped.measured_on or device.name)
+    scale = relative(device, row, grouped.measured_on or device.chip)
     forward, backward, experts = (
         effective(imposed, fitted, imposed.compute)
         for fitted in (attention.forward, attention.backward, grouped.compute * narrowed(family, row) * scale)

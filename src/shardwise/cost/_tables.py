@@ -121,7 +121,7 @@ def family_of(device: Device) -> str:
     >>> family_of(find_device("h100-sxm-80gb").device)
     'hopper'
     """
-    return _family_named(device.name)
+    return _family_named(device.chip)
 
 
 @cache
@@ -166,7 +166,7 @@ def bandwidth_of(device: Device) -> float:
     ['1.075e+12', '8.64e+11', '6.525e+11', '2.039e+12']
     """
     rule = constants().rules.checked_memory
-    own, measured = device.name in rule.devices, family_of(device) in rule.families
+    own, measured = device.chip in rule.devices, family_of(device) in rule.families
     return device.memory_bytes_per_second * float(rule.share ** (own - measured))
 
 

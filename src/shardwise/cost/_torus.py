@@ -70,9 +70,9 @@ def torus_of(cluster: Cluster) -> Torus | Packages | None:
     """
     device = cluster.device
     link = find_link(device.fast_link)
-    if device.name in link.packages:
+    if device.chip in link.packages:
         return Packages(*link.package_shares)
-    shape = link.torus.get(device.name)
+    shape = link.torus.get(device.chip)
     if shape is None:
         return None
     axes, whole = shape

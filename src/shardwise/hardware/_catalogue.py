@@ -14,7 +14,7 @@ from shardwise.files import own_table, read_toml
 from shardwise.hardware._clouds import instance_names
 from shardwise.hardware._device import Device, Fact, find_link, read_field
 from shardwise.hardware._quantity import close_to, fail, nearest
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files
 
 _HERE = Path(__file__).parent
@@ -143,7 +143,7 @@ def _rows(table: dict[str, object], key: str) -> dict[str, dict[str, str]]:
 
 
 _TEXTS = ("name", "full_name", "vendor", "fast_link")
-_KEYS = (*_TEXTS, "sources", "facts")
+_KEYS = (*_TEXTS, "like", "sources", "facts")
 _PAIR = 'write [value, "key"] with key = ["source", "date"] under [sources]'
 _BY_TYPE = ("matrix_flops", "achieved_flops")
 
@@ -156,6 +156,8 @@ def device_from_table(table: Mapping[str, object], where: str) -> Device:
     for key in sorted(table.keys() - set(_KEYS)):
         problems.add(key, plain(table[key]), "is not a key of a device file", f"use {nearest(key, _KEYS)}")
     texts = {word: _text(table, word, problems) for word in _TEXTS}
+    with problems.collect():
+        texts["like"] = _like(table, texts["name"])
     sources = _sources(_sub(table, "sources", problems), problems)
     sources[""] = (f"stated in {where}", "undated")
     facts = []
@@ -166,6 +168,20 @@ def device_from_table(table: Mapping[str, object], where: str) -> Device:
         with problems.collect():
             return Device(**texts, sources=tuple(facts))
     raise InputError(in_file(where, problems.items))
+
+
+def _like(table: Mapping[str, object], name: str) -> str:
+    """Return the device of the catalogue that a table names as its like, empty where it names none or itself."""
+    stated = table.get("like", "")
+    if not isinstance(stated, str):
+        fail("like", stated, "must be the name of a device", 'write like = "h100-sxm-80gb", or leave it out')
+    if not stated.strip():
+        return ""
+    try:
+        like = _find(re.sub(r"[\s_]+", "-", stated.strip().lower())).device.name
+    except InputError as error:
+        raise InputError([replace(problem, field="like") for problem in error.problems]) from None
+    return "" if like == name else like
 
 
 def in_file(where: str, problems: Iterable[Problem]) -> list[Problem]:
@@ -189,6 +205,8 @@ def device_to_toml(device: Device) -> str:
     for fact in device.sources:
         keys.setdefault((fact.source, fact.date), f"s{len(keys) + 1}")
     lines = [f"{word} = {_quote(getattr(device, word))}" for word in _TEXTS]
+    if os.path.isfile(_FOLDER / f"{device.chip}.toml"):
+        lines.append(f"like = {_quote(device.chip)}")
     lines += ["", "[sources]"]
     lines += [f"{key} = [{_quote(source)}, {_quote(date)}]" for (source, date), key in keys.items()]
     lines += ["", "[facts]"]

@@ -18,7 +18,7 @@ def context_bytes(device: Device) -> float:
     >>> [round(context_bytes(find_device(name).device) / 2**20) for name in ("t4", "rtx-a6000", "a100-sxm-80gb")]
     [125, 323, 531]
     """
-    return _context_bytes(device.vendor, device.name, device.cores)
+    return _context_bytes(device.vendor, device.chip, device.cores)
 
 
 @cache

@@ -95,6 +95,8 @@ class Device:
     vendor: str
     fast_link: str
     sources: tuple[Fact, ...]
+    like: str = ""
+    """The device of the catalogue that it is a variant of, whose kernels it runs; empty where it is none."""
     _values: dict[str, float | bool] = field(init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -119,6 +121,16 @@ class Device:
         facts = sorted(self.sources, key=lambda fact: order.index(fact.field))
         object.__setattr__(self, "sources", tuple(replace(fact, value=values[fact.field]) for fact in facts))
         object.__setattr__(self, "_values", values)
+
+    @property
+    def chip(self) -> str:
+        """Return the name by which constants of kernels are kept: that of the device it is like, else its own.
+
+        >>> from shardwise.hardware import find_device
+        >>> replace(find_device("h100-sxm-80gb").device, name="lab", like="h100-sxm-80gb").chip
+        'h100-sxm-80gb'
+        """
+        return self.like or self.name
 
     def knows(self, name: str) -> bool:
         """Return whether the device states a field, such as "power_watts" or "matrix_flops.fp8"."""

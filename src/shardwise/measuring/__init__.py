@@ -22,7 +22,6 @@ from shardwise.measuring._device import (
     SHAPES,
     Machine,
     Measurement,
-    constants_name,
     copies_of,
     describe,
     device_of,

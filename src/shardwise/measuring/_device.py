@@ -126,21 +126,13 @@ def device_of(machine: Machine, rows: Sequence[Measurement]) -> Device:
 
 def _known(machine: Machine) -> Device | None:
     """Return the device of the catalogue that the machine's name means, under the name asked for."""
-    stem = constants_name(machine)
-    return replace(find_device(stem).device, name=machine.key) if stem not in ("", "cpu") else None
-
-
-def constants_name(machine: Machine) -> str:
-    """Return the name with which the names of devices with this machine's constants begin, "" where none is known.
-
-    A GPU has those of the catalogue's device that its driver names, a processor those of processors.
-    """
     if machine.device == "cpu":
-        return "cpu"
+        return None
     try:
-        return find_device(machine.full_name).device.name
+        known = find_device(machine.full_name).device
     except InputError:
-        return ""
+        return None
+    return replace(known, name=machine.key, like="" if machine.key == known.chip else known.chip)
 
 
 def _bare(machine: Machine) -> Device:

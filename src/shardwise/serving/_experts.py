@@ -118,7 +118,7 @@ def on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:
     [0.27, 0.6]
     """
     slower = constants().families[family]
-    rate, best = slower.matrix_rate_by_device.get(device.name, 1.0), slower.matrix_best_share
+    rate, best = slower.matrix_rate_by_device.get(device.chip, 1.0), slower.matrix_best_share
     return replace(row, compute=1 / (1 / best + (1 / row.compute - 1 / best) * rate)) if rate < 1 else row
 
 

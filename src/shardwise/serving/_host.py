@@ -85,7 +85,7 @@ def host_slowness(device: Device) -> float:
     [1.0, 2.3]
     """
     hosts: list[dict[str, Any]] = engine_tables()["hosts"]["processors"]
-    return next((float(row["slowness"]) for row in hosts if re.fullmatch(row["devices"], device.name)), 1.0)
+    return next((float(row["slowness"]) for row in hosts if re.fullmatch(row["devices"], device.chip)), 1.0)
 
 
 def replayed_tokens(case: ServingCase) -> int:

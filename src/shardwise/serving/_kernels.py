@@ -69,7 +69,7 @@ class EngineKernels:
 def _core_rate(kind: str, device: Device, family: str, used: bool) -> float:
     """Return bytes a second that one core reads in a kind of kernel, 0 where it is not used or not bound by that."""
     rates = engine_tables()[kind]["bytes_per_second_per_core"]
-    return float(rates.get(device.name, rates.get(family, 0.0))) if used else 0.0
+    return float(rates.get(device.chip, rates.get(family, 0.0))) if used else 0.0
 
 
 def watts_per_core(family: str) -> float:
@@ -170,7 +170,7 @@ def kernels_of(
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.attention.bytes_per_second_per_core
         or _core_rate("own_heads", device, family, engine.attention.shared_query_heads > 1 and not imposed.ideal),
-        thin_rows=thin_rows(family, device.name in dict(engine.operators.library_shares)),
+        thin_rows=thin_rows(family, device.chip in dict(engine.operators.library_shares)),
         cached_rate=float(engine_tables()["measured"]["cached_rate"].get(family, 1.0)),
         thin_bytes_per_second=_core_rate(
             "thin_products", device, family, engine.operators.gemv_bound_by_cores and not imposed.ideal

@@ -170,7 +170,7 @@ def limits_of(engine: str, device: Device, offline: bool = False) -> SchedulerLi
     """
     row = next(one for one in _table()["limits"] if re.fullmatch(one["engines"], engine))
     for large in row.get("by_memory", ()):
-        if device.memory_bytes >= large["memory_bytes"] and not re.fullmatch(large["except"], device.name):
+        if device.memory_bytes >= large["memory_bytes"] and not re.fullmatch(large["except"], device.chip):
             row = row | large
             break
     stated = {name: row[name] for name in ("sequences", "step_tokens", "whole_prompts", "of_stage") if name in row}

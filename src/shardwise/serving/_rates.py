@@ -48,7 +48,7 @@ def captured(rates: Rates[X], engine: Engine, ideal: bool, device: Device) -> Ra
     small = replayed_start(engine, rates.family) or engine.graphs.small_kernel_seconds
     started = zero + (0.0 if ideal else 1.0) * max(small, replay)
     start = rates.matmul_start if ideal else maximum(rates.matmul_start, replay)
-    share = steady_state_memory(device.name) * dict(engine.operators.streams_faster).get(rates.family, 1.0)
+    share = steady_state_memory(device.chip) * dict(engine.operators.streams_faster).get(rates.family, 1.0)
     streamed = rates.matmul_bytes * (1.0 if ideal else share)
     return replace(
         rates, memory_start=started, launch=zero, cast_traffic=0.0, matmul_bytes=streamed, matmul_start=start
@@ -119,9 +119,9 @@ def _by_library(rates: Any, case: ServingCase, name: str = "library_shares") -> 
     """Return rates of GEMMs as the engine's own library reaches them on a device that it names."""
     device, shares = case.cluster.device, dict(getattr(case.engine.operators, name))
     dtype = "fp8" if name == "fp8_shares" else case.dtype
-    if case.efficiencies.ideal or device.name not in shares or (dtype == "fp8" and case.format.base != "fp8"):
+    if case.efficiencies.ideal or device.chip not in shares or (dtype == "fp8" and case.format.base != "fp8"):
         return rates
-    compute, memory = shares[device.name]
+    compute, memory = shares[device.chip]
     why = dict(case.engine.sources)[f"operators.{name}"]
     flops = leaf("achievable matrix FLOP/s", compute * device.peak_flops(dtype), why)
     moved = leaf("achievable HBM bytes/s", memory * device.memory_bytes_per_second, why)

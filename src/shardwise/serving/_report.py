@@ -41,7 +41,7 @@ def conditions_of(case: ServingCase, family: str) -> Conditions:
         "large batch": case.job.batch > _LARGE,
     }
     words = tuple(word for word, holds in conditions.items() if holds)
-    return Conditions(stack=case.engine.kernels, family=family, words=words, device=case.cluster.device.name)
+    return Conditions(stack=case.engine.kernels, family=family, words=words, device=case.cluster.device.chip)
 
 
 def beside_cache_band(case: ServingCase, family: str) -> Band:

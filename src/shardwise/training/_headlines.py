@@ -243,7 +243,7 @@ def conditions(case: TrainingCase, family: str, hosts: tuple[float, float]) -> C
         "fine-tuning": bool(case.tuning),
     }
     words = tuple(word for word, holds in conditions_of.items() if holds)
-    device = cluster.device.name
+    device = cluster.device.chip
     return Conditions(stack=lineage(case.stack.measured_as), family=family, words=words, device=device, hosts=hosts)
 
 
