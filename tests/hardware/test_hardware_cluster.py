@@ -393,3 +393,14 @@ def test_no_value_crashes_an_option(value: object) -> None:
             assert error.problems
         else:
             assert math.isfinite(cluster.tiers[-1].bytes_per_second)
+
+
+def test_the_file_of_a_device_alone_is_one_device(tmp_path: Path) -> None:
+    """As the name of a device alone is one, its file is; what is wrong with it is said of the device."""
+    (tmp_path / "t4.toml").write_text(device_to_toml(find_device("t4").device))
+    lone, named = Cluster.load(tmp_path / "t4.toml"), Cluster.parse("t4")
+    assert (lone.device, lone.num_devices, lone.tiers) == (named.device, 1, named.tiers)
+    (tmp_path / "t5.toml").write_text((tmp_path / "t4.toml").read_text().replace("vendor", "maker"))
+    with pytest.raises(InputError) as error:
+        Cluster.load(tmp_path / "t5.toml")
+    assert _fields(error) == ["t5.toml: maker", "t5.toml: vendor"]

@@ -317,6 +317,8 @@ class Cluster:
         A file of its device lies below it, or anywhere where `follow` says so.
         """
         table = read_toml(Path(path), "cluster")
+        if "facts" in table and not table.keys() & {"device", "tiers"}:
+            return cluster_of_text(cls, f"1x{path}", {})  # the file of a device alone is one, as its name alone is
         try:
             return cluster_of_table(cls, table, Path(path), follow)
         except InputError as error:
