@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shardwise as sw
 from command_line import run
 from shardwise.errors import InputError
 from shardwise.formats import (
@@ -1004,6 +1005,21 @@ def test_trl_scores_what_it_generated_where_it_may_be_of_another_policy(said: st
     report = case.train("h100-sxm-80gb")
     assert report.case.scorings == scored
     assert sum(one.name == "old log-probabilities" for one in report.phases) == scored
+
+
+def test_a_case_of_a_file_times_its_rollouts_as_training_does() -> None:
+    """What an import hands back predicts the whole step that `sw.train` predicts, and the training alone otherwise."""
+    text = "model_name_or_path: Qwen/Qwen3-0.6B\nnum_generations: 8\nmax_completion_length: 512\n"
+    text += "per_device_train_batch_size: 8\nuse_vllm: true\nvllm_enable_sleep_mode: true\n"
+    case = trl.read(text, around=ImportContext(num_devices=1))
+    assert case.train("h100-sxm-80gb").generation.seconds == 0
+    timed = replace(case.stack.settings, rollout_prompt_tokens=512)
+    case = replace(case, stack=replace(case.stack, settings=timed))
+    report, cluster = case.train("h100-sxm-80gb"), Cluster.parse("1xh100-sxm-80gb")
+    options = TrainingOptions(stack=case.stack, accumulation=case.accumulation)
+    assert case.model
+    whole = sw.train(case.model, cluster, case.plan, case.job, options)
+    assert report.whole_step_seconds == whole.whole_step_seconds > 1.2 * report.step_seconds
 
 
 @pytest.mark.parametrize(("more", "etp"), [("", 8), ("expert_parallel_degree = 8", 1)])

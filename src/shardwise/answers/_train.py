@@ -135,11 +135,12 @@ def _rollout(inputs: Inputs, report: TrainReport) -> tuple[TrainReport, Any, dic
     """Return the report with its rollouts, these and a phase that is asked; loads serving for one of them."""
     if not (inputs.get("phase") or report.case.stack.settings.times_rollouts):
         return report, None, None
-    from shardwise.answers import _rollout as rollouts
+    from shardwise.answers._rollout import phase_tree
+    from shardwise.search import rollout_of, with_rollouts
 
-    rollout = rollouts.rollout_of(report)
-    report = report if rollout is None else rollouts.with_rollouts(report, rollout)
-    phase = rollouts.phase_tree(report, rollout, inputs.get("phase")) if inputs.get("phase") else None
+    rollout = rollout_of(report)
+    report = report if rollout is None else with_rollouts(report, rollout)
+    phase = phase_tree(report, rollout, inputs.get("phase")) if inputs.get("phase") else None
     return report, rollout, phase
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from math import ceil
-
 from shardwise.answers._page import Page
 from shardwise.records import dataclass, replace
-from shardwise.serving import InferReport, ServingOptions, infer
+from shardwise.serving import InferReport, ServingOptions, even_waves, infer
 from shardwise.units import show_seconds
 
 
@@ -18,16 +16,6 @@ class Waves:
     batch: int
     seconds: float
     output_tokens_per_second: float
-
-
-def even_waves(batch: int, room: int) -> tuple[int, int]:
-    """Return how many waves a batch takes where so many requests have room at once, and the requests of each.
-
-    >>> even_waves(100, 40)
-    (3, 34)
-    """
-    count = ceil(batch / room)
-    return count, ceil(batch / count)
 
 
 def waves_of(report: InferReport) -> Waves | None:

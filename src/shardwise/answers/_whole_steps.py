@@ -36,7 +36,7 @@ def whole(report: TrainReport) -> TrainReport:
     """Return a report with the rollouts of its step where these are timed, which loads serving; raises `InputError`."""
     if not report.case.stack.settings.times_rollouts:
         return report
-    from shardwise.answers._rollout import timed_rollouts
+    from shardwise.search import timed_rollouts
 
     return timed_rollouts(report)
 
@@ -75,11 +75,9 @@ def run_search(
     Limits are of whole steps. Plans are ranked with the least that an engine takes on their devices: how the trainer
     is laid out tells only the bytes that it leaves the engine. Loads serving for rollouts.
     """
-    from shardwise.search import count_generation, finished, searched
+    from shardwise.search import count_generation, finished, least_generation, searched, timed_rollouts
 
     if not work.grid.case.stack.settings.times_rollouts:
         return searched(work, executor, progress)
-    from shardwise.answers._rollout import least_generation, timed_rollouts
-
     count_generation(work, least_generation)
     return finished(searched(work, executor, progress), timed_rollouts)

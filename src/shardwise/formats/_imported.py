@@ -60,7 +60,9 @@ class Imported:
     unknown: tuple[ReadArgument, ...] = ()
 
     def train(self, cluster: Cluster | str) -> TrainReport:
-        """Return the training report of the case; a device named alone is taken as often as the launch has devices.
+        """Return the training report of the case, with the rollouts of its step where its settings time them.
+
+        A device named alone is taken as often as the launch has devices.
 
         >>> from shardwise.formats import from_megatron_args
         >>> args = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 128}
@@ -76,9 +78,13 @@ class Imported:
         if isinstance(cluster, str):
             counted = cluster if cluster[:1].isdigit() else f"{self.num_devices or 1}x{cluster}"
             cluster = Cluster.parse(counted)
-        return train(
-            self.model, cluster, self.plan, self.job, TrainingOptions(stack=self.stack, accumulation=self.accumulation)
-        )
+        options = TrainingOptions(stack=self.stack, accumulation=self.accumulation)
+        report = train(self.model, cluster, self.plan, self.job, options)
+        if not self.stack.settings.times_rollouts:
+            return report
+        from shardwise.search import timed_rollouts
+
+        return timed_rollouts(report)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
     from shardwise.search._ray import RayExecutor
     from shardwise.search._result import FrontPoint, PlanGroup, Rejection, Remedy, SearchResult, TiedPlan
+    from shardwise.search._rollout import Rollout, least_generation, rollout_of, timed_rollouts, with_rollouts
     from shardwise.search._scaling import ScalingRow, doubling, scaled_result, scaled_rows, scaled_task, strong_scaling
     from shardwise.search._sensitivity import RunnerUp, Sensitivity, runners_up
     from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
@@ -42,6 +43,7 @@ __getattr__ = lazily(
         "_options": "OBJECTIVES SERVING_OBJECTIVES SearchOptions TRAIN_LIMITS",
         "_ray": "RayExecutor",
         "_result": "FrontPoint PlanGroup Rejection Remedy SearchResult TiedPlan",
+        "_rollout": "Rollout least_generation rollout_of timed_rollouts with_rollouts",
         "_scaling": "ScalingRow doubling scaled_result scaled_rows scaled_task strong_scaling",
         "_sensitivity": "RunnerUp Sensitivity runners_up",
         "_serving": "ServingResult plan_serving tokens_per_second_per_gpu",

@@ -1,7 +1,7 @@
 """Inference: what a served batch takes of memory and time, and what its tokens cost."""
 
 from shardwise.serving._batch import decode_steps, evaluate, prefill_steps, request_seconds
-from shardwise.serving._capacity import Capacity, held_tokens_of
+from shardwise.serving._capacity import Capacity, even_waves, held_tokens_of
 from shardwise.serving._case import (
     TOGETHER,
     ServingCase,

@@ -303,3 +303,13 @@ def pages_of(counts: Counter[SequenceCache[float]], block: int) -> CachePages | 
     )
     groups = sum(each for each, *_ in kinds)
     return CachePages(block_bytes=widest * tokens * size, tokens=tokens, groups=groups, kinds=kinds)
+
+
+def even_waves(batch: int, room: int) -> tuple[int, int]:
+    """Return how many waves a batch takes where so many requests have room at once, and the requests of each.
+
+    >>> even_waves(100, 40)
+    (3, 34)
+    """
+    count = math.ceil(batch / room)
+    return count, math.ceil(batch / count)
