@@ -150,7 +150,7 @@ def test_cells_tell_the_variant_of_a_stack(stack: str, row: dict[str, str], expe
         ("pytorch", {"notes": "flash_attention_2"}, "attention_kernel", "flash-2"),
         ("transformers", {"notes": "FlashAttention-3"}, "attention_kernel", ""),
         ("ms-swift", {"notes": "packed; liger"}, "loss", "fused-linear"),
-        ("trl-2024", {"framework": "TRL 0.11.4 / transformers 4.45.2"}, "loss", "eager-shifted"),
+        ("trl-2024", {"framework": "TRL 0.11.4 / transformers 4.45.2"}, "loss", "eager-copied"),
         ("trl-2024", {"framework": "TRL 0.13.0 / transformers 4.48.1"}, "loss", "eager-held"),
         ("trl-2024", {"framework": "TRL 0.15.0 / transformers 4.49.0"}, "loss", "eager"),
         ("trl-2024", {"notes": "liger", "framework": "transformers 4.45.2"}, "loss", "fused-linear"),

@@ -205,6 +205,7 @@ def _capped(y: Layout[X], op: Op[X]) -> Op[X]:
 # Triton programs of one row each, 10 bytes, which took the time of 20 on B200 (SimuMax system file, ce_fusion 0.28).
 _TRAFFIC: dict[str, tuple[float, float]] = {
     "eager": (18, 22),
+    "eager-copied": (30, 34),
     "eager-held": (30, 34),
     "eager-autocast": (16, 16),
     "eager-narrow": (6, 8),
@@ -227,7 +228,7 @@ _TRAFFIC: dict[str, tuple[float, float]] = {
 _PIECES = 8  # torchtune modules/loss/ce_chunked_output_loss.py, num_output_chunks
 # Bytes a logit that backward starts with beside the log-softmax, where every step is a kernel, or beside fp32 logits.
 _BESIDE = {
-    "eager": 8, "eager-held": 10, "eager-autocast": 6, "eager-narrow": 4, "eager-narrow-shifted": 4,
+    "eager": 8, "eager-copied": 8, "eager-held": 10, "eager-autocast": 6, "eager-narrow": 4, "eager-narrow-shifted": 4,
     "eager-shifted": 12, "compiled-fp32": 4, "chunked-fp32": 4, "fused-copied": 4,
 }  # fmt: skip
 # Bytes a logit that are kept, where there are others than those of one log-softmax: that in 16 bits and its fp32 copy.
@@ -248,8 +249,9 @@ def loss(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     T V more, 12 T V in all: checked to the byte with torch 2.13.0's memory tracker; where ranks share the vocabulary 16
     T V / tp, as torchtitan's own function held when it was run; "eager-narrow" does so to the 16-bit logits as they
     are, 6 T V, "eager-narrow-shifted" (modeling_qwen.py of 2023) to a copy without the last token, which is gone before
-    backward, 6 T V; "eager-shifted" (transformers before 4.45) to a shifted copy, while the answer holds the fp32
-    logits, 16 T V; "eager-held" (transformers 4.46 to 4.48) ends forward with the 16-bit logits, their fp32 copy, a
+    backward, 6 T V; "eager-copied" (transformers before 4.46 under its Trainer) to a shifted copy of the fp32 logits,
+    which the answer holds until backward, 12 T V; "eager-shifted" so where the loop holds the answer through backward,
+    16 T V; "eager-held" (transformers 4.46 to 4.48) ends forward with the 16-bit logits, their fp32 copy, a
     shifted copy of that and its log-softmax, 14 T V, which backward never has again; "eager-autocast" (modeling_qwen.py
     under CUDA's autocast, which widens what the log-softmax of 16-bit logits gives out) keeps 6 T V while the answer
     turns from 16 to 32 bits, 12 T V. "vocab-parallel" (Megatron's

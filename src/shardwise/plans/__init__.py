@@ -78,6 +78,7 @@ from shardwise.plans._settings import (
     PIECED_LOSSES,
     UNSPLIT_LOSSES,
     WHOLE_LOSSES,
+    WIDENED_LOSSES,
     CheckpointPolicy,
     LossKernel,
     Settings,

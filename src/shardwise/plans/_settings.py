@@ -12,6 +12,7 @@ from shardwise.records import dataclass
 
 LossKernel: TypeAlias = Literal[
     "eager",
+    "eager-copied",
     "eager-held",
     "eager-narrow",
     "eager-narrow-shifted",
@@ -57,6 +58,8 @@ PIECED_LOSSES: tuple[LossKernel, ...] = ("chunked-linear", "chunked-linear-compi
 """Those that run head and loss piece by piece, forward and backward, whether ranks share the vocabulary or not."""
 WHOLE_LOSSES = (*UNSPLIT_LOSSES, *PIECED_LOSSES)
 """Those that take the head with them."""
+WIDENED_LOSSES: tuple[LossKernel, ...] = ("eager", "eager-copied", "eager-shifted")
+"""Those whose every step from the fp32 copy of 16-bit logits on is a kernel of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

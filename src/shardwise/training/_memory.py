@@ -11,7 +11,7 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
-from shardwise.plans import WHOLE_LOSSES
+from shardwise.plans import WHOLE_LOSSES, WIDENED_LOSSES
 from shardwise.records import dataclass
 from shardwise.training._framework_bytes import (
     adds_narrow,
@@ -250,7 +250,7 @@ def fragmented_bytes(
     """
     table, flat = late
     moving = {name: value for name, (_, value) in moments.items()}
-    if recipe.stack.reserved_over_allocated > 1 and recipe.stack.loss_kernel in ("eager", "eager-shifted"):
+    if recipe.stack.reserved_over_allocated > 1 and recipe.stack.loss_kernel in WIDENED_LOSSES:
         moving["loss"] = moving["loss"] + stage.heads * parts.loss.kept_bytes * recipe.precision.activation_bytes / 4
     if recipe.stack.reserved_over_allocated > 1 and not recipe.stack.expandable_segments:
         moving["loss"] = moving["loss"] + left_by_layers(parts, stage, moment)
