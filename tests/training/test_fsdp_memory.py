@@ -11,6 +11,7 @@ from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._framework_bytes import reserved_bytes
+from shardwise.training._fsdp_units import watched_inputs
 from shardwise.training._traffic import flows_of, traffic_of
 
 GIB = 2**30
@@ -163,3 +164,47 @@ def test_policies_of_maxtext_keep_every_product() -> None:
     assert kept_by("matmuls-and-attention") == products + TOKENS * (2 * hidden + 4 * heads)
     assert kept_by("attention-matmuls") == 2 * TOKENS * (3 * hidden + 2 * values)
     assert kept_by("qkv-matmuls") == 2 * TOKENS * (2 * hidden + 2 * values)
+
+
+@pytest.mark.parametrize(
+    ("stack", "change", "adapter", "sharding", "layers"),
+    [
+        ("transformers-2024", {}, "lora", "fsdp", 30),
+        ("transformers-4-48", {}, "lora", "fsdp", 30),
+        ("transformers-2025", {}, "lora", "fsdp", 30),
+        ("transformers-2024", {"checkpoint_reenters": ""}, "lora", "fsdp", 0),
+        ("transformers-2024", {"fsdp_padding": "rows"}, "lora", "fsdp", 0),
+        ("transformers-2024", {}, "", "fsdp", 0),
+        ("transformers-2024", {}, "lora", "none", 0),
+        ("transformers", {}, "lora", "fsdp", 0),
+        ("fsdp-2024", {}, "lora", "fsdp", 0),
+    ],
+)
+def test_hooks_of_frozen_units_hold_the_gradients_of_their_inputs(
+    stack: str, change: dict[str, str], adapter: str, sharding: str, layers: int
+) -> None:
+    """FSDP1 around reentrant checkpoints holds a gradient for all layers but two; nothing else has such hooks."""
+    found = replace(find_stack(stack), **change)
+    plan = Plan(sharding=sharding, recompute="full", micro_batch=2, dp=8)  # type: ignore[arg-type]
+    job = Training(seq_len=8192, global_batch=16, adapter=adapter, rank=16 if adapter else 0)
+    report = train(LLAMA, Cluster.parse("8xh100-sxm-80gb"), plan, job, TrainingOptions(stack=found))
+    case, parts, (stage, *_) = report.case, report.evaluation.parts, report.evaluation.stages
+    assert watched_inputs(case.recipe, parts, stage) == layers * TOKENS * 2 * 4096
+
+
+def test_one_device_and_two_differ_by_what_hooks_hold() -> None:
+    """LoRA of Mistral-7B grows by 2 (L - 2) D bytes a token more on two devices than on one (fms-acceleration)."""
+    found = replace(find_stack("transformers-2024"), loss="fused-linear", norm="fused")
+    growth = {}
+    for devices, sharding in ((1, "none"), (2, "fsdp")):
+        peaks = []
+        for size in (4, 8):
+            plan = Plan(sharding=sharding, recompute="full", micro_batch=size, dp=devices)  # type: ignore[arg-type]
+            job = Training(
+                seq_len=4096, global_batch=size * devices, adapter="lora", rank=16, targets=("q", "k", "v", "o")
+            )
+            report = train(Model.load("mistral-7b-v0.1"), Cluster.parse(f"{devices}xa100-sxm-80gb"), plan, job,
+                           TrainingOptions(stack=found))  # fmt: skip
+            peaks.append(float(report.memory.peak))
+        growth[devices] = (peaks[1] - peaks[0]) / (4 * 4096)
+    assert growth[2] - growth[1] == pytest.approx(244e3, rel=0.02)

@@ -107,6 +107,7 @@ class TrainingCase:
             scorings=self.scorings,
             turns_weights=family_of(self.cluster.device) in ("hopper", "ada"),
             autocast=self.autocast,
+            reenters=self.reenters,
         )
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
+from shardwise.ledger.traced import named
 from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost
 from shardwise.training._parts import (
@@ -244,3 +245,22 @@ def _layers(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: S
     piped = recipe.unit_bytes * (every - ends) + all_made
     first, loss, back, last = (above(sizes.pp, 1, piped, one) for one in sums)
     return first, loss, back, last
+
+
+def watched_inputs(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
+    """Return the gradients of the inputs of layers that FSDP1 holds until backward ends, with those inputs.
+
+    A unit without a gradient of its own is resharded by a hook on its inputs. In the second run of a reentrant
+    checkpoint these are leaves, whose accumulators the hook keeps, and those keep input and gradient, until the last
+    callback of backward (torch 2.4 distributed/fsdp/_runtime_utils.py _register_post_backward_reshard_only_hook and
+    _finalize_params; autograd/graph.py register_multi_grad_hook; all were alive on a CPU, torch 2.13). So no checkpoint
+    is freed, and behind them lie as many gradients, but for those of the layer at work and of the one before it.
+    """
+    none = 0 * parts.stream_bytes * stage.count
+    flat = recipe.stack.fsdp_padding == "flat" and not recipe.stack.flattens_gradients
+    if not (recipe.reenters and recipe.shards_weights and flat and recipe.adapters):
+        return none
+    layers = total(
+        (n * above(k.dropped_bytes, 0, 1 + none, none) for n, k in zip(stage.layers, parts.kinds, strict=True)), none
+    )
+    return named(maximum(layers - 2, none) * parts.stream_bytes, "gradients of layers' inputs that hooks hold")

@@ -28,7 +28,7 @@ from shardwise.training._framework_bytes import (
     whole_table,
     widened_bytes,
 )
-from shardwise.training._fsdp_units import GatheredWeights, end_units, gathered_bytes, layer_units
+from shardwise.training._fsdp_units import GatheredWeights, end_units, gathered_bytes, layer_units, watched_inputs
 from shardwise.training._offload import placed
 from shardwise.training._parts import (
     InFlight,
@@ -379,12 +379,13 @@ def moments_of(
     apart = recipe.precision.activation_bytes * stage.heads * one
     early, late, last = table_gradients(recipe, sizes, parts, stage, moment.flowing)
     done = moment.lasting + moment.buckets + moment.gradients
+    watched = watched_inputs(recipe, parts, stage)
     complete = minimum(moment.last_layer, moment.activations) + back + (whole.complete - late)
     copies, made = cast_weights(recipe, parts, stage, moment)
     moments: dict[MemoryMoment, tuple[X, X]] = {
         "forward": (base + whole.forward, moment.activations + maximum(moment.transient, made) + parts.mask + copies),
         "loss": (base + whole.loss, moment.activations + moment.logits + apart + stage.heads * parts.mask),
-        "backward": (base + early + whole.backward, moment.activations + moment.waiting + back),
+        "backward": (base + early + whole.backward, moment.activations + moment.waiting + back + watched),
         "gradients complete": (done, maximum(complete, last)),
     }
     if recipe.scorings:

@@ -28,7 +28,7 @@ class Recipe:
     it. `copies` are frozen copies of all weights beside them, `critics` models as large that train beside,
     `critic_adapters` adapters that do so on the same weights, `scorings` passes over a batch without gradients.
     `turns_weights` says that narrow GEMMs take a turned copy of a weight for the input gradient, `autocast` that GEMMs
-    take 16-bit copies of fp32 weights (`TrainingCase.autocast`).
+    take 16-bit copies of fp32 weights (`TrainingCase.autocast`), `reenters` that checkpoints are reentrant.
     """
 
     precision: Precision
@@ -46,6 +46,7 @@ class Recipe:
     scorings: int = 0
     turns_weights: bool = False
     autocast: bool = False
+    reenters: bool = False
 
     @property
     def narrow_bytes(self) -> float:
