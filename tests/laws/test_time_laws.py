@@ -48,6 +48,37 @@ def test_a_slower_link_never_makes_a_plan_faster(case: TrainingCase, tier: int, 
     assert seconds(_slower_link(case, tier, factor)) * SLACK >= seconds(case)
 
 
+@given(
+    st.sampled_from(("megatron", "megatron-bridge")),
+    st.sampled_from(("never", "between nodes", "always")),
+    st.sampled_from(((1, 1, "1f1b"), (2, 2, "interleaved"), (2, 1, "dualpipe"))),
+    st.tuples(st.sampled_from((1, 4)), st.sampled_from((4, 8, 16)), st.sampled_from((1, 2, 4))),
+    st.tuples(st.sampled_from((128, 512, 4096)), st.sampled_from(("none", "full"))),
+    st.tuples(st.sampled_from(("h100-sxm-80gb", "b200-sxm-180gb")), st.integers(0, 1), st.floats(0.05, 0.9)),
+)
+@tried(60)
+def test_longer_messages_of_experts_never_shorten_what_the_host_launches(
+    stack: str,
+    overlap: Any,
+    pipeline: tuple[int, int, Any],
+    degrees: tuple[int, int, int],
+    work: tuple[int, Any],
+    links: tuple[str, int, float],
+) -> None:
+    """Beside another micro-batch or not, GEMMs of experts launched one by one, a slower link never shortens a step."""
+    (pp, vpp, schedule), (tp, ep, micro_batch), (seq_len, recompute) = pipeline, degrees, work
+    plan = Plan(tp=tp, sequence_parallel=tp > 1, ep=ep, pp=pp, vpp=vpp, schedule=schedule, dp=32 // tp // pp)
+    case = TrainingCase(
+        model=load_model("deepseek-v2-lite"),
+        cluster=Cluster.parse(f"32x{links[0]}"),
+        job=Training(seq_len=seq_len, global_batch=256, precision="fp8-grads16"),
+        stack=replace(find_stack(stack), overlap_experts=overlap),
+        plan=replace(plan, micro_batch=micro_batch, sharding="distributed-optimizer", recompute=recompute),
+    )
+    assume(not problems_of(case))
+    assert seconds(_slower_link(case, *links[1:])) * SLACK >= seconds(case)
+
+
 TRAINERS = tuple(
     name
     for name in device_names()

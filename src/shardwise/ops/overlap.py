@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, Literal, TypeAlias
 
 from shardwise.cost import Copies, HostRates, Network, OverlapSlowdown, PassSeconds, Rates, collective_seconds
-from shardwise.ledger.number import X, is_plain, maximum, total
+from shardwise.ledger.number import X, above, is_plain, maximum, total
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
 from shardwise.plans import Schedule, Stack, find_rules
@@ -224,12 +224,15 @@ class DevicePasses(Generic[X]):
 class LaunchWaits(Generic[X]):
     """Seconds that the device waits for the host's launches in each pass, and what the host takes for a whole one.
 
-    `ahead`: the host runs ahead of the device from one pass to the next.
+    `backward_gemms` are those of GEMMs of experts; `least` are what launches leave of each pass whatever its messages
+    take. `ahead`: the host runs ahead of the device from one pass to the next.
     """
 
     forward: X
     backward: X
+    backward_gemms: X | float = 0
     passes: tuple[X, X] | None = None
+    least: tuple[X, X] | None = None
     ahead: bool = False
 
 
@@ -237,6 +240,27 @@ def launch_waits(
     costs: CostModel[X], ops: Sequence[Op[X]], again: Mapping[int, X | float], device: DevicePasses[X]
 ) -> LaunchWaits[X]:
     """Return the seconds that the device waits for the host's launches in a forward pass, and in a backward pass.
+
+    Both gradients of experts' GEMMs are launched ahead of the device, one expert after another; what backward runs
+    again waits for the count of rows.
+    """
+    zero = 0 * device.forward
+    gemms = [op for op in ops if not is_plain(op.host_seconds, 0) and costs.rates.sharpness != math.inf]
+    if not gemms:
+        waits = _module_waits(costs, ops, again, device)
+        return replace(waits, least=waits.passes)
+    launched = 2 * total((zero + op.host_seconds for op in gemms), zero)
+    late = named(maximum(launched - device.backward, 0.0), "launches by the host, backward")
+    waits = _module_waits(costs, ops, again, replace(device, backward=device.backward + late))
+    forward, backward = waits.passes or (zero, zero)
+    least = forward, maximum(backward, above(launched, 0, launched + device.replay, zero))
+    return replace(waits, backward_gemms=late, least=least)
+
+
+def _module_waits(
+    costs: CostModel[X], ops: Sequence[Op[X]], again: Mapping[int, X | float], device: DevicePasses[X]
+) -> LaunchWaits[X]:
+    """Return the seconds that the device waits for a host whose Python launches module by module.
 
     A forward pass, and all of it that `again` says backward computes again, runs module by module in Python; autograd's
     own thread launches the gradients from C++, or calls functions that a framework wrote in Python. Those run ahead of
@@ -287,17 +311,3 @@ def _fetches(op: Op[X]) -> float:
 def _weight_pass(op: Op[X]) -> bool:
     # A pass of a layer whose weights another owns has a gradient of them all the same.
     return op.kind in ("matmul", "grouped") and bool(op.weights or op.modules) and "weight" not in op.without
-
-
-def host_late(costs: CostModel[X], ops: Sequence[Op[X]], backward: X) -> X:
-    """Return the seconds that a backward pass waits for the host, which launches all kernels of it ahead.
-
-    Both gradients of a GEMM are launched each.
-    """
-    zero = 0 * backward
-    if costs.rates.sharpness == math.inf:
-        return zero
-    launches = [zero + op.host_seconds for op in ops if not is_plain(op.host_seconds, 0)]
-    if not launches:
-        return zero
-    return named(maximum(2 * total(launches) - backward, 0.0), "launches by the host, backward")

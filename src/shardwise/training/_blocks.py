@@ -19,7 +19,6 @@ from shardwise.ops.overlap import (
     DevicePasses,
     Messages,
     hook_seconds,
-    host_late,
     launch_waits,
     merge,
     messages,
@@ -98,6 +97,7 @@ class BlockCost(Generic[X]):
     """Seconds of the parts of a layer that run beside those of a paired micro-batch, and of messages of experts."""
     host: tuple[X, X] | None = None
     """Seconds in which the host launches a forward pass and a backward pass, where its launches are charged."""
+    least: tuple[X, X] | None = None  # Of a forward and a backward pass by launches, whatever hides of its messages.
     host_ahead: bool = False  # It runs ahead of the device from one pass to the next.
     launch_waits: X | float = 0
     """Seconds of both passes in which the device waits for launches."""
@@ -364,7 +364,7 @@ def _folded(
     back = sums.backward + sums.weight
     device = DevicePasses(forward=sums.forward, backward=back, replay=sums.replay, routes=routes)
     host = launch_waits(costs, ops, shares, device)
-    late = host_late(costs, ops, back) + host.backward
+    late = host.backward + host.backward_gemms
     kept = keep(ops, units)
     saved, made = (total((named(t.size_bytes, t.name) for t in some), zero) for some in (kept.kept, kept.dropped))
     return BlockCost(
@@ -374,6 +374,7 @@ def _folded(
         replay=named(sums.replay, f"{label}recompute"),
         compute=sums.compute + late + host.forward,
         host=host.passes,
+        least=host.least,
         host_ahead=host.ahead,
         launch_waits=host.forward + host.backward,
         hooks=hook_seconds(costs, ops, shares, zero),

@@ -92,9 +92,9 @@ def paired(k: BlockCost[X], share: X | float = 1.0) -> BlockCost[X]:
 def _behind_host(k: BlockCost[X]) -> tuple[X, X]:
     """Return the seconds that each pass of a layer is shorter than the host that launches it."""
     zero = 0 * k.forward
-    if k.host is None or k.host_ahead:
+    if k.least is None or k.host_ahead:
         return zero, zero
-    waits = [maximum(host - device, 0.0) for host, device in zip(k.host, (k.forward, k.backward), strict=True)]
+    waits = [maximum(least - device, 0.0) for least, device in zip(k.least, (k.forward, k.backward), strict=True)]
     return named(waits[0], "launches by Python modules"), named(waits[1], "launches of the backward pass")
 
 
