@@ -125,6 +125,21 @@ def test_messages_beside_another_micro_batch_do_not_outrun_the_host() -> None:
     assert always == pytest.approx(never, rel=1e-9)
 
 
+def test_modules_and_gemms_of_experts_are_launched_by_one_host() -> None:
+    """Qwen3-30B in 8 bits: 52 launches of modules a layer, and of 16 experts two GEMMs forward and four backward.
+
+    What hides of messages beside another micro-batch shortens neither.
+    """
+    plan = Plan(ep=8, dp=0, micro_batch=1, sharding="distributed-optimizer")
+    job = Training(seq_len=512, global_batch=64, precision="fp8-grads16")
+    for when in ("never", "always"):
+        stack = replace(find_stack("megatron"), overlap_experts=when)
+        step = train(
+            load_model("qwen3-30b-a3b"), Cluster.parse("8xb200-sxm-180gb"), plan, job, TrainingOptions(stack=stack)
+        ).step_seconds
+        assert step == pytest.approx(8 * 48 * (52 * 2e-4 + 6 * 16 * stack.narrow_expert_seconds), rel=0.03)
+
+
 def test_experts_that_a_loop_launches_take_as_long_as_the_host() -> None:
     """Below 5, transformers runs 128 experts in turn, 13 kernels each: 70 ms a layer forward and again in backward."""
     plan, job = Plan(dp=0, micro_batch=1, sharding="fsdp", recompute="full"), Training(seq_len=4096, global_batch=8)

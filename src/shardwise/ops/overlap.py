@@ -265,7 +265,7 @@ def _module_waits(
     A forward pass, and all of it that `again` says backward computes again, runs module by module in Python; autograd's
     own thread launches the gradients from C++, or calls functions that a framework wrote in Python. Those run ahead of
     the device from one pass to the next, unless a layer reads the counts of its routed rows, and what stands before and
-    behind the layers waits for none of them.
+    behind the layers waits for none of them. One thread launches modules and GEMMs of experts, one after the other.
     """
     zero = 0 * device.forward
     alone = bool(costs.gradient_launch) and not any(op.role in _OF_LAYERS for op in ops)
@@ -274,8 +274,11 @@ def _module_waits(
     ahead = total((zero + op.launches for op in ops), zero)
     replayed = total(((zero + op.launches) * again[id(op)] for op in ops if id(op) in again), zero)
     back = total(((zero + op.launches) * (("input" not in op.without) + _weight_pass(op)) for op in ops), zero)
-    forward = costs.module_launch * ahead
-    backward = costs.module_launch * replayed + (costs.gradient_launch or costs.rates.launch) * back
+    gemms = [op for op in ops if not is_plain(op.host_seconds, 0)]
+    experts = total((zero + op.host_seconds for op in gemms), zero)
+    more = total(((zero + op.host_seconds) * again[id(op)] for op in gemms if id(op) in again), 2 * experts)
+    forward = costs.module_launch * ahead + experts
+    backward = costs.module_launch * replayed + (costs.gradient_launch or costs.rates.launch) * back + more
     if costs.gradient_launch and not device.routes:
         behind = forward + backward - device.forward - device.backward - device.replay
         waits = named(maximum(behind, 0.0), "launches by Python modules")
