@@ -38,7 +38,7 @@ FOREIGN = (
     "rtx-5080 a4000 rtx-a4500 m1-ultra m2-max m3-ultra m4 m4-max "
     "rtx-4080 rtx-5000-ada rtx-a5000 rtx-pro-4500 rx-7900-xtx sn40l tpu-v7x trainium1-core a10-pcie-28gb "
     "a10-pcie-40gb a10g-pcie-24gb a6000-48gb mi100-32gb mi210-64gb mi250-128gb mi250x-128gb v100-pcie-16gb "
-    "gb200-nvl72 gb300-nvl72 h100 a100 v100 mi250x h200 b200"
+    "strix-halo radeon-8060s gb200-nvl72 gb300-nvl72 h100 a100 v100 mi250x h200 b200"
 )
 
 # Published dense figures, read in the makers' documents: memory in GiB, TB/s, and TFLOP/s by data type.
@@ -65,6 +65,7 @@ PUBLISHED = [
     ("mi250x", 128, 3.2768, {"bf16": 383}),
     ("mi300x", 192, 5.3, {"tf32": 653.7, "bf16": 1307.4, "fp8": 2614.9}),
     ("mi355x", 288, 8.0, {"bf16": 2500, "fp8": 5000, "fp4": 10100}),
+    ("ryzen-ai-max-395", 128, 0.256, {"bf16": 59.39, "int8": 59.39}),
     ("tpu-v5e", 16, 0.819, {"bf16": 197, "int8": 394}),
     ("tpu-v6e", 32, 1.638, {"bf16": 918, "int8": 1836}),
     ("tpu-v7", 192, 7.38, {"bf16": 2307, "fp8": 4614}),
