@@ -233,7 +233,10 @@ def test_pieces_of_a_prompt_follow_one_another_through_the_stages(engine: str, s
 def test_one_request_takes_the_ubatches_of_its_logical_batches(
     model: str, cluster: str, plan: Plan, tokens: int, prompt: int
 ) -> None:
-    """A step of llama.cpp costs the sum of its ubatches: one request takes what `infer` says, in as many bytes."""
+    """A step of llama.cpp costs the sum of its ubatches: one request takes what `infer` says, in as many bytes.
+
+    Steps are priced between those of a grid, where experts that tokens meet, whose loads show, grow by less each.
+    """
     job = Serving(batch=1, input_tokens=prompt, output_tokens=100, max_batched_tokens=tokens)
     machine, options = Cluster.parse(cluster), ServingOptions(engine="llama.cpp")
     alone = infer(load_model(model), machine, plan, job, options)
@@ -243,8 +246,8 @@ def test_one_request_takes_the_ubatches_of_its_logical_batches(
     )
     one = report.requests[0]
     for ttft, whole in ((one.ttft_seconds, one.e2e_seconds), (report.steady.ttft_seconds, report.steady.e2e_seconds)):
-        assert ttft == pytest.approx(alone.ttft_seconds, rel=0.02)
-        assert whole == pytest.approx(alone.request_seconds, rel=0.02)
+        assert ttft == pytest.approx(alone.ttft_seconds, rel=0.035)
+        assert whole == pytest.approx(alone.request_seconds, rel=0.035)
     assert report.base.kv_cache_tokens == alone.kv_cache_tokens
     assert report.policy.step_tokens == 2048
 

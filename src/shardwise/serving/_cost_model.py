@@ -34,6 +34,7 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
 from shardwise.serving._experts import fused_seconds
 from shardwise.serving._formats import WeightFormat
+from shardwise.serving._integers import fp4_gains, integer_share, loaded_seconds, tiled_rows, weights_read
 from shardwise.serving._kernels import (
     AttentionKernels,
     EngineKernels,
@@ -47,8 +48,6 @@ from shardwise.serving._narrow_cache import with_narrow_cache
 from shardwise.serving._picked import PickedKernel, picked_kernel, with_indexer, with_picked
 from shardwise.serving._rates import (
     engine_rates,
-    fp4_gains,
-    integer_share,
     merged_operators,
     unpacked_weights,
     weight_only_rates,
@@ -86,7 +85,8 @@ class EngineCostModel(CostModel[X]):
     decoding: bool
     starts: float = 1.0
     widened: float = 0.0
-    integer_share: float = 1.0
+    integer_share: float = 0.0
+    """Share of the 16-bit `peak` that GEMMs of many rows reach on narrow weights as they are, 0 where none run so."""
     fp4_gains: tuple[tuple[str, float], ...] = ()
     """How much faster than on integers GEMMs run on weights of a format of 4-bit floats."""
     merged: tuple[str, ...] = ()
@@ -173,12 +173,9 @@ def _spread(costs: EngineCostModel[X], op: Op[X], elements: X) -> X:
 def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
     """Return seconds of one GEMM over the experts that got a token (accuracy/notes/calibration.md)."""
     if costs.engine.operators.experts == "products":
-        if costs.integer_share == 1:
+        if not costs.integer_share:
             return _product(costs, replace(op, kind="matmul"))
-        # Half of an expert's last tile is empty in the mean; few rows run in a kernel without tiles.
-        own = costs.engine.quantisation
-        tiled = (op.rows + own.tile_rows / 2) / own.experts_share
-        return _product(costs, replace(op, kind="matmul", rows=above(op.rows, 8, tiled, op.rows)))
+        return _product(costs, replace(op, kind="matmul", rows=tiled_rows(costs, op.rows)), op.rows)
     kernels, groups = costs.kernels, costs.group_shapes
     ranks = groups["ep"][-1] + 0 * op.rows
 
@@ -195,16 +192,18 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
     return above(ranks, 1, seconds, split)
 
 
-def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
-    """Return seconds of a GEMM, by kernels that widen its weights where these are narrow and its inputs are not."""
+def _product(costs: EngineCostModel[X], op: Op[X], tokens: X | None = None) -> X:
+    """Return seconds of a GEMM, in integers where its weights are narrow; `tokens` are its rows if `op` has tiles."""
     form = next(filter(None, map(costs.format.of, op.weights)), None)
     rates = next((own for name, own in costs.weight_only if form and name == form.name), _rates(costs, op))
-    if costs.integer_share < 1:
-        # Eight rows and fewer run in a kernel that multiplies in no matrix unit.
-        gain = dict(costs.fp4_gains).get(form.base, 1.0) if form else 1.0
-        integers = costs.integer_share * gain * costs.rates.matmul_flops
-        rates = replace(rates, matmul_flops=above(op.rows, 8, integers, rates.matmul_flops))
-    return _multiplied(costs, op, rates)
+    if not costs.integer_share or not form or form.bits >= 16:
+        return _multiplied(costs, op, rates)
+    # Eight rows and fewer run in a kernel that multiplies in no matrix unit.
+    gain, read = dict(costs.fp4_gains).get(form.base, 1.0), weights_read(costs, op)
+    fast = replace(rates, matmul_flops=gain * costs.integer_share * costs.peak)
+    multiplied = _multiplied(costs, replace(op, forward_bytes=op.forward_bytes - read), fast)
+    loaded = loaded_seconds(costs, read, op, op.rows if tokens is None else tokens)
+    return above(op.rows, 8, multiplied + loaded, _multiplied(costs, op, rates))
 
 
 def _multiplied(costs: EngineCostModel[X], op: Op[X], rates: Rates[X]) -> X:
@@ -265,9 +264,9 @@ def _apart(costs: EngineCostModel[X], op: Op[X]) -> tuple[Op[X], ...]:
 def _written_out(costs: EngineCostModel[X], op: Op[X]) -> X:
     """Return seconds to read the weights of a GEMM and write them in 16 bits, 0 where they are that wide."""
     elements = op.columns * op.inner * op.batch
-    activations = op.forward_bytes - costs.activation_width * op.rows * (op.columns + op.inner) * op.batch
-    seconds = (activations + 2 * elements) / costs.rates.memory_bytes + costs.rates.memory_start
-    return above(activations / elements, 1.5, 0 * seconds, seconds)
+    read = weights_read(costs, op)
+    seconds = (read + 2 * elements) / costs.rates.memory_bytes + costs.rates.memory_start
+    return above(read / elements, 1.5, 0 * seconds, seconds)
 
 
 # What fused experts do beside their two GEMMs: the tables of experts hold it (calls from tokens to summed outputs).

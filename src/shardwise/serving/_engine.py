@@ -90,8 +90,12 @@ class EngineQuantisation:
     """Bytes of an element of activations, which are cast for GEMMs."""
     dequantise_above_rows: int = 0
     """Weights of fewer than 16 bits are written out again for GEMMs of more rows than this (0: never)."""
-    integer_share: float = 1.0
-    """Share of the 16-bit rate at which GEMMs of many rows run on weights of fewer bits as they are."""
+    integer_share: float = 0.0
+    """Share of the rate of integers at which GEMMs of many rows run on narrow weights as they are (0: none do)."""
+    scaled_flops: float = 0.0
+    """FLOPs on integers whose sums vector units scale with one of theirs."""
+    load_rows: int = 0
+    """Rows and columns of a tile of such GEMMs, whose weights are loaded beside the multiplications (0: once)."""
     experts_share: float = 1.0
     """Share of that rate that GEMMs of experts reach."""
     tile_rows: int = 0

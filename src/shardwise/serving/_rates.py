@@ -86,14 +86,6 @@ def weight_only_rates(case: ServingCase, wide: Rates[X]) -> dict[str, Rates[X]]:
     return rates
 
 
-def integer_share(case: ServingCase) -> float:
-    """Return the share of the 16-bit rate that GEMMs reach on narrow weights, 1 where they run in 16 bits."""
-    device, imposed = case.cluster.device, case.efficiencies.ideal or case.efficiencies.compute
-    if case.format.bytes >= 1.5 or imposed or family_of(device).startswith("cpu") or "int8" not in device.matrix_flops:
-        return 1.0
-    return case.engine.quantisation.integer_share
-
-
 def unpacked_weights(case: ServingCase) -> float:
     """Return narrow weights a second that a device without units for integers widens, 0 where that takes no time."""
     device, own = case.cluster.device, case.engine.quantisation.unpack_operations
@@ -108,11 +100,6 @@ def widened_elements(case: ServingCase) -> float:
     if not floats or "fp8" in device.matrix_flops or case.efficiencies.ideal or not device.knows("num_cores"):
         return 0.0
     return case.engine.quantisation.fp8_cache_elements_per_core * device.num_cores
-
-
-def fp4_gains(case: ServingCase) -> tuple[tuple[str, float], ...]:
-    """Return how much faster than on integers GEMMs run on weights of formats of 4-bit floats, by format."""
-    return case.engine.quantisation.fp4_gains if "fp4" in case.cluster.device.matrix_flops else ()
 
 
 def _by_library(rates: Any, case: ServingCase, name: str = "library_shares") -> Any:

@@ -1,0 +1,57 @@
+"""Prompts of llama.cpp on narrow weights: GEMMs in 8-bit integers, beside which tiles of weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from serving.serving_cases import ask
+from shardwise.plans import Serving
+from shardwise.serving import find_engine
+
+
+def prompt(device: str, weights: str = "q8_0", model: str = "llama-3.1-8b", tokens: int = 2048, **own: float) -> float:
+    """Return seconds of a prompt in one step, with figures of quantisation that differ."""
+    engine = find_engine("llama.cpp")
+    engine = replace(engine, quantisation=replace(engine.quantisation, **own))  # type: ignore[arg-type]
+    job = Serving(batch=1, input_tokens=tokens, output_tokens=1, weights=weights, max_batched_tokens=tokens)
+    return float(ask(model, job, device=device, engine=engine).ttft_seconds)
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "weights", "tokens", "measured"),
+    [
+        ("llama-3.1-8b", "rtx-4090", "q4_k_s", 512, 12394),  # github.com/ggml-org/llama.cpp pull 24127
+        ("llama-3.1-8b", "rtx-4090", "q4_k_s", 256, 11022),
+        ("qwen2.5-7b", "gb10", "q8_0", 2048, 2276),  # benches/dgx-spark.md
+        ("qwen2.5-7b", "gb10", "q8_0", 512, 2381),
+        ("qwen3-30b-a3b", "gb10", "q8_0", 2048, 3176),
+        ("llama-3-8b", "rx-7900-xtx", "q4_k_m", 512, 3227),  # pull 26284
+    ],
+)
+def test_prompts_on_integers_are_near(model: str, device: str, weights: str, tokens: int, measured: float) -> None:
+    """Tokens a second are within 12 % of the published figure, in 4 and in 8 bits, with much bandwidth and little."""
+    assert abs(prompt(device, weights, model, tokens) * measured / tokens - 1) <= 0.12
+
+
+def test_weights_that_fit_no_cache_are_loaded_for_each_tile_of_tokens() -> None:
+    """Cores of GB10 take 27 to 94 MB of weights in turn, its cache has 24: 2,048 tokens load all of them 16 times."""
+    often, once = (prompt("gb10", load_rows=rows) for rows in (128, 0))
+    read = 7.0e9 * 34 / 32 / (0.83 * 2.73e11)
+    assert 14 * read < often - once < 16 * read
+    assert prompt("rx-7900-xtx", load_rows=128) == prompt("rx-7900-xtx", load_rows=0)  # no cache is known
+
+
+def test_vector_units_bound_what_matrix_units_add_up() -> None:
+    """Scales are applied by vector units: A100, whose matrix units outrun them, gains without; a GeForce does not."""
+    for device, bound in (("a100-sxm-80gb", True), ("rtx-4090", False), ("rtx-3090", False)):
+        assert (prompt(device) > 1.3 * prompt(device, scaled_flops=1000.0)) == bound
+
+
+@pytest.mark.parametrize("device", ["gb10", "rtx-4090", "rx-7900-xtx", "t4"])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b"])
+def test_longer_prompts_take_longer(device: str, model: str) -> None:
+    """Seconds grow with the tokens of a step across tiles and kernels."""
+    seconds = [prompt(device, "q4_k_m", model, tokens) for tokens in (8, 9, 16, 64, 127, 129, 256, 257, 2048)]
+    assert seconds == sorted(seconds)
