@@ -71,6 +71,8 @@ def test_vllm_ran_experts_of_16_bits_in_triton(engine: str, kernel: str) -> None
         ("vllm-0.17", Plan(tp=4), "triton"),
         ("vllm-2025", Plan(tp=4), "cutlass"),
         ("vllm-2025", Plan(tp=8), "cutlass"),
+        ("vllm-0.14", Plan(tp=4), "deepgemm"),
+        ("vllm-0.14", Plan(tp=8), "triton"),
         ("vllm-0.13", Plan(tp=4), "deepgemm"),
         ("vllm-0.13", Plan(tp=8), "triton"),
         ("vllm-0.13", Plan(tp=8, ep=8), "deepgemm"),
