@@ -18,6 +18,8 @@ FULL = 0.97
 _ROUNDS = 8
 # Of a random walk of normal steps, in their standard deviations (Siegmund 1979): -zeta(1/2) / sqrt(2 pi).
 _OVERSHOOT = 0.5826
+# Places and weights of a mean over a whole (Gauss and Legendre, three points).
+_GAUSS = ((0.5 - math.sqrt(0.15), 5 / 18), (0.5, 8 / 18), (0.5 + math.sqrt(0.15), 5 / 18))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,17 +178,23 @@ def as_they_came(ended: X, added: X) -> X:
     return size / (1 - exponential(-1 * size)) * (1 - exponential(-1 * ended)) / ended
 
 
-def _over_before(moments: LengthMoments, while_left: X, busy: X) -> tuple[X, X]:
-    """Return how much of a queue is over when a sequence ends, and that over its steps; the rest still waits then.
+def _over_before(moments: LengthMoments, while_left: X, busy: X) -> tuple[X, X, X]:
+    """Return how much of a queue is over when a sequence ends, that over its steps, and in the mean of its steps.
 
     It would be over in so many steps as fast as it begins to. Later it is the slower the more of them are busy: what is
-    left falls with the steps where few are, and with their root, as a random walk returns, where all are. Both are
+    left falls with the steps where few are, and with their root, as a random walk returns, where all are. All are
     means over answers.
     """
     slower = 2 * maximum(busy, 0.05)
-    over = [1 - raised(2.0, log2(1 + slower * steps / while_left) / slower * -1) for steps in moments.answers]
-    per_step = [one / steps for one, steps in zip(over, moments.answers, strict=True)]
-    return sum(over[1:], over[0]) / len(over), sum(per_step[1:], per_step[0]) / len(over)
+
+    def over(steps: float) -> X:
+        return 1 - raised(2.0, log2(1 + slower * steps / while_left) / slower * -1)
+
+    ends = [over(steps) for steps in moments.answers]
+    per_step = [one / steps for one, steps in zip(ends, moments.answers, strict=True)]
+    within = [over(steps * at) * share for steps in moments.answers for at, share in _GAUSS]
+    many = len(ends)
+    return sum(ends[1:], ends[0]) / many, sum(per_step[1:], per_step[0]) / many, sum(within[1:], within[0]) / many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,7 +205,7 @@ class Lingering(Generic[X]):
     per_step: X
     """Seconds over the steps of each request, in the mean."""
     over: X
-    """How much of the queue that a request began beside is over when it ends."""
+    """How much of the queue that a request began beside is over, in the mean of its steps."""
 
 
 def lingering_of(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) -> Lingering[X]:
@@ -229,7 +237,7 @@ def lingering_of(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) ->
     left = maximum(batch.prompt * came - seen, 0.0)
     # At first a step takes so much off them: what it runs of one, less what comes in it.
     gone = (1 - busy) * batch.rate * batch.prompt * batch.prompt * batch.together
-    share, per_step = _over_before(moments, maximum(left, 1e-12) / maximum(gone, 1e-12), busy)
+    share, per_step, within = _over_before(moments, maximum(left, 1e-12) / maximum(gone, 1e-12), busy)
     left = left / (1 - batch.load)
     arriving = maximum(
         batch.rate * (batch.decode / (1 - batch.load) + batch.prompt * batch.load / (1 - batch.load * batch.load)), 0.1
@@ -237,7 +245,7 @@ def lingering_of(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) ->
     single = exponential((1 - maximum(batch.together, 1.0)) / arriving)
     left, joint = single * left, (1 - single) * joint
     # Where more come than a step has room for beside so many sequences the queue has no mean.
-    over = above(busy, 0.999 * FULL, 1.0, single * share + 1 - single)
+    over = above(busy, 0.999 * FULL, 1.0, single * within + 1 - single)
     return Lingering(
         seconds=left * share + joint, per_step=left * per_step + joint * moments.inverse_steps, over=over
     )  # fmt: skip
@@ -324,7 +332,7 @@ class BatchTimes(Generic[X]):
     lingering_per_step: X
     """The same over the steps of each request, in the mean."""
     over: X
-    """How much of the prompts that a request began beside are over when it ends."""
+    """How much of the prompts that a request began beside are over, in the mean of its steps."""
     load: X
     """Share of the time that prompts take."""
     rest: X
