@@ -349,7 +349,7 @@ class Fleet:
         if self.decode.policy.place_first:
             sent = sent + called(placed_first(first, steady, share), "place for the cache")
         if self.decode.policy.early_first_token:
-            steady = early_first_token(steady, self.decode.form.moments.inverse_steps)
+            steady = early_first_token(steady, self.decode.form.moments)
         return in_tandem(first, steady, sent, share)
 
     def saturated(self, workload: Workload) -> float:

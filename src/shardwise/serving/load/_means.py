@@ -8,6 +8,7 @@ from typing import Any, Generic, cast
 from shardwise.ledger.number import X, maximum, minimum
 from shardwise.ledger.opened import number_at
 from shardwise.records import dataclass, replace
+from shardwise.serving.load._moments import LengthMoments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,7 @@ class Steady(Generic[X]):
         return Steady(**{f.name: number_at(getattr(self, f.name), index) for f in fields(self)})
 
 
-def early_first_token(decode: Steady[Any], inverse_steps: float) -> Steady[Any]:
+def early_first_token(decode: Steady[Any], moments: LengthMoments) -> Steady[Any]:
     """Return a pool that decodes whose first token goes out a step before its sequence joins; answers end as before.
 
     Where somebody decodes a cache waits for a step and a half without that: an idle pool hands it out at once.
@@ -58,7 +59,7 @@ def early_first_token(decode: Steady[Any], inverse_steps: float) -> Steady[Any]:
     return replace(
         decode,
         ttft_seconds=decode.ttft_seconds - step,
-        tpot_seconds=decode.tpot_seconds + step * inverse_steps,
+        tpot_seconds=decode.tpot_seconds + step * (moments.inverse_steps / moments.made),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from itertools import islice
 
@@ -23,13 +24,15 @@ class LengthMoments:
     input_tokens: float
     output_tokens: float
     steps: float
-    """Decode steps of a request: output tokens but the first, so many a step as it makes."""
+    """Decode steps of a request: output tokens but the first, so many a step as it makes, in whole steps."""
     made: float
     """Tokens that a step makes of a sequence."""
+    whole_steps: float
+    """Steps of a request over those of as many tokens as it wants, in the mean: the last one may make more."""
     answers: tuple[float, ...]
     """Decode steps of equal shares of the requests, the shortest first, in the harmonic mean."""
     inverse_steps: float
-    """Mean of 1 / steps over requests that have any."""
+    """Mean of 1 / steps over requests that have any, of the tokens that they want."""
     context: float
     """Mean context of the sequences that decode, who are more often those with long outputs."""
     held_tokens: float
@@ -106,6 +109,8 @@ def _moments(
     shared = sum(row[1] * prefixes.get(-1 - row[4], 0) for row in drawn if row[3]) / sum(row[1] for row in drawn)
     second = sum(out * (tokens**2 + tokens * out + out**2 / 3) for tokens, out, _ in every) / lasting
     after = [1 / (out - 1) for out in made if out > 1]
+    whole = [math.ceil((out - 1) / step_makes - 1e-9) for out in made]
+    rounded = [steps * step_makes / (out - 1) for steps, out in zip(whole, made, strict=True) if out > 1]
     shares = min(_CLASSES, len(after)) if after and after[0] != after[-1] else 1
     answers = [after[i * len(after) // shares : (i + 1) * len(after) // shares] for i in range(shares)]
     ends = [tokens + out - shared + block // 2 for tokens, out, _ in every]
@@ -119,8 +124,9 @@ def _moments(
     return LengthMoments(
         input_tokens=sum(tokens for tokens, _, _ in every) / count,
         output_tokens=output,
-        steps=(output - 1) / step_makes,
+        steps=(output - 1) / step_makes * (sum(whole) * step_makes / max(lasting - count, 1.0)),
         made=step_makes,
+        whole_steps=sum(rounded) / len(rounded) if rounded else 1.0,
         answers=tuple(len(part) / sum(part) / step_makes if part else 1.0 for part in answers),
         inverse_steps=step_makes * sum(after) / len(after) if after else 0.0,
         context=context,

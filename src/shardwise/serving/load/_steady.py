@@ -357,7 +357,8 @@ class Replicas:
             alone, longer = self._prompts_alone(rate, turns)
             ttft = np.where(self.batches.many[:, 0] > 1, ttft, called(alone, OWN_PROMPT) + called(longer, MATES))
         # Seconds a token as requests have it: short answers linger as long as others.
-        per_token = tokens + mean_of(pace.lingering_per_step, *made, "prompts that came with its own")
+        per_token = mean_of(pace.lingering_per_step, *made, "prompts that came with its own")
+        per_token = (tokens * moments.whole_steps if moments.made > 1 else tokens) + per_token
         stable = rate < most_served
         values = {
             "running": (chance * n).sum(axis=-1) + past * most,
