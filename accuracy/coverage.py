@@ -23,9 +23,9 @@ def fewest(rows: list[tuple[str, Mapping[str, Any]]]) -> str:
 
 def table(results: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a Markdown table, one row a headline."""
-    head = ("headline", "runs", "sources", "runs inside", "mean over sources", "mean over devices")
-    yield f"| {' | '.join((*head, 'worst kind of run', 'worst stack'))} |"
-    yield "|---|---:|---:|---:|---:|---:|---|---|"
+    head = ("headline", "runs", "sources", "runs inside", "mean over sources", "over strangers")
+    yield f"| {' | '.join((*head, 'over devices', 'worst kind of run', 'worst stack'))} |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---|---|"
     for name in (name for name in NAMES if name in results["left_out"]):
         row = results["left_out"][name]
         kinds = [(one["kind"], one) for one in results["kinds"] if one["headline"] == name]
@@ -34,7 +34,8 @@ def table(results: Mapping[str, Any]) -> Iterator[str]:
             for one in results["groups"]
             if one["headline"] == name and one["stack"] != OTHERS
         ]
-        shares = (f"{row[word]:.0%}" for word in ("source", "of_sources", "of_devices"))
+        words = ("source", "of_sources", "of_strangers", "of_devices")
+        shares = (f"{row[word]:.0%}" if word in row else "" for word in words)
         cells = (NAMES[name], str(row["runs"]), str(row["sources"]), *shares, fewest(kinds), fewest(stacks))
         yield f"| {' | '.join(cells)} |"
 

@@ -27,7 +27,7 @@ FLOOR = 0.01
 # that the mean over sources left out is 80 %: frameworks of training differ more than engines that serve do.
 RIDGE, LEAST = 10.0, 0.01
 CORRECTION = {"memory.peak_bytes": 0.7, "step_seconds": 0.4}
-USUAL_CORRECTION = 0.35
+USUAL_CORRECTION = 0.6
 # A run weighs as one over this power of the runs of its source. With 1 every source has one vote, as bands for a run of
 # a laboratory that nobody has seen ask for; the root where that was not tried, or brought nothing (memory).
 # Under load bands are narrower with it, and 88 to 91 % of runs of sources left out lie inside either way.
@@ -76,6 +76,8 @@ class Residual:
     """Whether the run counts for how much longer than a record typical ones take: training of all weights does."""
     waits: float = 0.0
     """The share of a record's step in messages that nothing hides."""
+    stranger: bool = False
+    """Whether no constant was chosen beside it: the ends of a band are its business, how long typical runs take not."""
 
     @property
     def stack(self) -> str:
@@ -83,7 +85,7 @@ class Residual:
         return self.conditions.stack
 
 
-def residuals(rows: Iterable[Comparison]) -> list[Residual]:
+def residuals(rows: Iterable[Comparison], stranger: bool = False) -> list[Residual]:
     """Return the residuals of training and serving rows; toy runs count for memory alone, rows of quality C not."""
     found: dict[tuple[str, str, tuple[str, ...]], Residual] = {}
     for row in rows:
@@ -120,6 +122,7 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
             typical=typical and "fine-tuning" not in row.conditions.words,
             waits=waits,
             error=(ratio if "per_second" in row.metric else 1 / ratio) - 1,
+            stranger=stranger,
         )
         found.setdefault((quantity, row.case_id, row.conditions.words), one)
     return list(found.values())
@@ -163,7 +166,8 @@ def spread_of(runs: Sequence[Residual]) -> Spread:
     beyond = max(1 - share * (1 + correction / fitted.sources), LEAST)
     places = (min(int(np.searchsorted(passed, at)), len(runs) - 1) for at in (beyond, 0.5, 1 - beyond))
     low, typical, high = (float(scaled[order[place]]) for place in places)
-    return replace(fitted, low=low, typical=typical, high=high, paired=paired_of(paired(runs)))
+    ours = [one for one in runs if not one.stranger]
+    return replace(fitted, low=low, typical=typical, high=high, paired=paired_of(paired(ours)))
 
 
 def paired(runs: Sequence[Residual]) -> list[tuple[str, float]]:
@@ -251,17 +255,19 @@ def _fitted(runs: Sequence[Residual], waiting: float | None = None) -> Spread:
 
     sources = sorted({one.source for one in runs})
     said = _known(runs)
-    usual = [one for one in runs if one.typical]
+    usual = [one for one in runs if one.typical and not one.stranger]
     waiting = waiting_of(usual) if waiting is None else waiting
     slower = slower_of(usual, waiting)
     logs = np.array([beyond(one, slower, waiting) if one.typical else one.log for one in runs])
     words, added = _widening(said, np.log(np.maximum(np.abs(logs), FLOOR)), _weights(runs))
+    widest = float(np.exp((_matrix(said, words) @ added).max() - added[0]))
     return Spread(
         low=-1.0,
         typical=0.0,
         high=1.0,
         scale=float(np.exp(added[0])),
         wider={word: float(np.exp(more)) for word, more in zip(words, added[1:], strict=True)},
+        widest=widest,
         seen=stacks_of(runs),
         devices=devices_of(runs),
         rows=len(runs),

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from accuracy import fits, targets
+from accuracy import fits, targets, unseen
 from accuracy.files import HERE, RESULTS, shipped
 from accuracy.processes import cores, joined, measured_by
 from accuracy.published import Published, released
@@ -40,10 +40,10 @@ FEWEST_SHOWN = 10
 KEYS: dict[str, Callable[[Residual], str]] = {"source": lambda one: one.source, "device": lambda one: one.device}
 _HEAD = """# Made by `python -m accuracy update`: how far published runs were off, by headline. `low`, `typical` and
 # `high` are 10 %, median and 90 % of the logarithm of measured over predicted, in units of a scale: `scale` times the
-# factor of every condition of a run (`wider`), beyond what typical runs take longer (`slower`, logarithms by family of
-# devices; "" is any other; `waiting`, a share of their exposed messages). `paired` is what 80 % of pairs of runs lie
-# within, two plans of one job of one source: the logarithm of the measured ratio of their values over the predicted
-# one. `seen` are families of devices with runs, by stack or engine, `devices` all devices.
+# factors of the conditions of a run (`wider`), `widest` at most, beyond what typical runs take longer (`slower`,
+# logarithms by family of devices; "" is any other; `waiting`, a share of their exposed messages). `paired` is what 80 %
+# of pairs of runs lie within, two plans of one job of one source: the logarithm of the measured ratio of their values
+# over the predicted one. `seen` are families of devices with runs, by stack or engine, `devices` all devices.
 # Method: accuracy/residuals.py.
 """
 
@@ -86,7 +86,7 @@ def bands_text(made: Mapping[str, Spread]) -> str:
         lines += [f'["{quantity}"]', *(f"{name} = {value:.4f}" for name, value in ends.items())]
         lines.append(f'rows = {one.rows}\nsources = {one.sources}\nsource = "{one.source}"')
         lines.append(f"devices = {json.dumps(one.devices)}")
-        lines += [f"waiting = {one.waiting:.2f}"] if one.waiting else []
+        lines += [f"widest = {one.widest:.2f}", *([f"waiting = {one.waiting:.2f}"] if one.waiting else [])]
         if one.paired:
             lines += [f'["{quantity}".paired]', f"log = {one.paired.log:.4f}", f"pairs = {one.paired.pairs}"]
             lines.append(f'source = "{one.paired.source}"')
@@ -102,16 +102,21 @@ def bands_text(made: Mapping[str, Spread]) -> str:
 
 
 def update(files: Sequence[str], accept: bool) -> int:
-    """Make intervals and results anew; returns 1 where a headline became worse and that was not accepted."""
-    given, ours = ([str(Path(file).resolve()) for file in some] for some in (files, shipped()))
-    predictions = measured_by((*given, *ours), cores())
+    """Make intervals and results anew; returns 1 where a headline became worse and that was not accepted.
+
+    The ends of intervals have the votes of runs that no constant was chosen beside: what constants were chosen beside
+    is off by less than the next laboratory's runs are.
+    """
+    given, ours, apart = ([str(Path(file).resolve()) for file in some] for some in (files, shipped(), unseen.FILES))
+    predictions = measured_by((*given, *ours, *apart), cores())
     found = joined(predictions, given)
     made: dict[str, Spread] = {}
     coverage: dict[str, dict[str, float]] = {}
     pairs: dict[str, dict[str, float]] = {}
     by_stack: list[dict[str, Any]] = []
     kinds: list[dict[str, Any]] = []
-    runs = residuals(found.rows)
+    known = residuals(found.rows)
+    runs = [*known, *residuals(joined(predictions, apart).rows, stranger=True)]
     for quantity in sorted({one.quantity for one in runs}):
         own = [one for one in runs if one.quantity == quantity]
         if not own[0].parts:
@@ -119,9 +124,10 @@ def update(files: Sequence[str], accept: bool) -> int:
         inside = {word: left_out(own, key, runs) for word, key in KEYS.items()}
         sources = len({one.source for one in own})
         coverage[quantity] = {"runs": len(own), "sources": sources, **coverage_of(inside)}
-        pairs[quantity] = paired_left_out(paired(own))
+        chosen = [one for one in own if not one.stranger]
+        pairs[quantity] = paired_left_out(paired(chosen))
         kinds += kinds_of_runs(quantity, inside["source"])
-        by_stack += groups(quantity, own, inside["source"])
+        by_stack += groups(quantity, chosen, inside["source"])
     new = medians(joined(predictions, ours))
     reached = targets.results(found)
     published = [Path(file) for file in files if not file.endswith("_cpu.csv")]
@@ -133,7 +139,7 @@ def update(files: Sequence[str], accept: bool) -> int:
         print("not stored: --accept stores it nevertheless")
         return 1
     BANDS.write_text(bands_text(made), encoding="ascii")
-    shown = [one for one in runs if one.quantity in ("step_seconds", "request_seconds")]
+    shown = [one for one in known if one.quantity in ("step_seconds", "request_seconds")]
     PUBLISHED.write_text(published_text(shown, parameters_of(files)), encoding="ascii")
     by_source = summary(found.rows, ("source", "metric"))
     errors = {"metric": medians(found), "source": {" ".join(one.group): _row(one) for one in by_source}}
@@ -177,12 +183,17 @@ def parameters_of(files: Iterable[str]) -> Callable[[str], int]:
 
 
 def coverage_of(inside: Mapping[str, Mapping[Residual, bool]]) -> dict[str, float]:
-    """Return the shares of runs inside bands made without their source or device, and the means over those."""
+    """Return the shares of runs inside bands made without their source or device, and the means over those.
+
+    The last is the mean over sources that no constant was chosen beside, where there are any.
+    """
     found = {}
     for word, held in inside.items():
         found[word] = round(share(held), 3)
         found[f"{word}s"] = round(share_of_groups(held, KEYS[word]), 3)
-    return {"of_sources": found.pop("sources"), "of_devices": found.pop("devices"), **found}
+    strangers = {one: held for one, held in inside["source"].items() if one.stranger}
+    apart = {"of_strangers": round(share_of_groups(strangers, KEYS["source"]), 3)} if strangers else {}
+    return {"of_sources": found.pop("sources"), "of_devices": found.pop("devices"), **found, **apart}
 
 
 def kinds_of_runs(headline: str, inside: Mapping[Residual, bool]) -> Iterator[dict[str, Any]]:

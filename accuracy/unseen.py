@@ -1,4 +1,4 @@
-"""Print how far off published runs are that no constant, band or factor rests on, by source.
+"""Print how far off published runs are that no constant or factor rests on, by source; bands do.
 
 `python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/*.csv` every row with its
 prediction. The second file is of frameworks that hardly another row is of, the third of laboratories that none is of,

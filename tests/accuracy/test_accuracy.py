@@ -31,6 +31,8 @@ def test_bands_hold_for_sources_that_nobody_has_seen(quantity: str) -> None:
     assert 0.78 <= found["of_sources"] <= 0.97
     assert 0.72 <= found["of_devices"] <= 0.96
     assert found["source"] >= 0.8
+    # Laboratories that no constant was chosen beside.
+    assert found["of_strangers"] >= 0.7
 
 
 def test_pairs_of_runs_weigh_by_their_sources() -> None:

@@ -27,6 +27,15 @@ def test_every_condition_widens(quantity: str) -> None:
         assert width(quantity, replace(KNOWN, words=(word,))) >= width(quantity, KNOWN)
 
 
+@pytest.mark.parametrize("quantity", sorted(spreads()))
+def test_conditions_that_no_run_met_together_do_not_multiply(quantity: str) -> None:
+    """A run of which everything is said is off by no more than the widest kind of those that were measured."""
+    spread = spreads()[quantity]
+    assert 1 <= spread.widest < 50
+    everything = Conditions(stack="of my own", family="generic", words=tuple(spread.wider), device="of-my-own")
+    assert spread.scale_of(everything) <= spread.scale * spread.widest
+
+
 def test_a_stack_that_nobody_ran_is_less_known() -> None:
     """A stack without runs has a wider band than one with runs elsewhere, and that a wider one than where it ran."""
     unseen = replace(KNOWN, stack="of my own")

@@ -161,7 +161,8 @@ class Spread:
     """How far published runs were off in one headline.
 
     `low`, `typical` and `high` are 10 %, median and 90 % of the logarithm of measured over predicted, in units of a
-    scale: `scale` times the factor of every condition of a run (`wider`).
+    scale: `scale` times the factor of every condition of a run (`wider`), `widest` at most, which the runs have among
+    themselves: conditions that no run met together are not known to multiply.
     `seen` are families of devices with runs, by stack or engine, `devices` all devices with runs. `slower` are the
     logarithms of how much longer typical runs take than predicted, by family, of all where none is named, `waiting` the
     share of their exposed messages that they take longer beside: residuals are those that this leaves. `paired` is
@@ -178,6 +179,7 @@ class Spread:
     sources: int
     source: str
     devices: tuple[str, ...] = ()
+    widest: float = math.inf
     slower: Mapping[str, float] = field(default_factory=dict)
     waiting: float = 0.0
     paired: Paired | None = None
@@ -189,7 +191,7 @@ class Spread:
         if UNSEEN_STACK in wider and known.family:
             # A stack without runs is no better known on a family than one with runs on others.
             wider[UNSEEN_STACK] = max(wider[UNSEEN_STACK], self.wider.get(UNSEEN_PAIR, 1.0))
-        return self.scale * math.prod(wider.values())
+        return self.scale * min(math.prod(wider.values()), self.widest)
 
     def band(self, known: Conditions) -> Band:
         """Return the band of a run: what its kind is off by and what its host may be are independent.
