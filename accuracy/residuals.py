@@ -26,8 +26,12 @@ FLOOR = 0.01
 # Pull of the conditions to none, in runs of mean weight; and by how much of 1 / sources the ends lie further out, so
 # that the mean over sources left out is 80 %: frameworks of training differ more than engines that serve do.
 RIDGE, LEAST = 10.0, 0.01
-CORRECTION = {"memory.peak_bytes": 0.7, "step_seconds": 0.4}
-USUAL_CORRECTION = 0.6
+CORRECTION = {
+    "memory.peak_bytes": 0.7,
+    "step_seconds": 0.4,
+    **dict.fromkeys(("request_seconds", "tpot_seconds", "load.requests_per_second", "load.tpot_seconds"), 0.6),
+}
+USUAL_CORRECTION = 0.35
 # A run weighs as one over this power of the runs of its source. With 1 every source has one vote, as bands for a run of
 # a laboratory that nobody has seen ask for; the root where that was not tried, or brought nothing (memory).
 # Under load bands are narrower with it, and 88 to 91 % of runs of sources left out lie inside either way.
