@@ -384,7 +384,9 @@ def effort_of(record: Record) -> Effort:
 
 
 def dropout_of(record: Record, model: Model, stack: str, table: Table) -> bool | None:
-    """Return whether dropout is on: as the model says, and by default in Megatron-LM before Megatron-Core."""
+    """Return whether dropout is on: as the notes say (dropout=0), or the model, or Megatron-LM before Megatron-Core."""
+    if record.notes.get("dropout"):
+        return record.noted("dropout") > 0
     if model.dropout or not has_default(table, stack, "dropout"):
         return None
     record.rule_value("dropout")
