@@ -74,3 +74,27 @@ def test_components_add_up_and_further_predictions_stand_apart() -> None:
     one = replace(model, layers=(block,), mtp=())
     none = replace(model, layers=(), mtp=())
     assert prediction_parameters(model) == count_parameters(one) - count_parameters(none) + 2 * D * D + 3 * D
+
+
+@pytest.mark.parametrize(
+    ("stack", "dims", "kept"),
+    [
+        ("megatron", 256, False),
+        ("megatron", 512, True),
+        ("megatron-bridge", 512, True),
+        ("pytorch", 512, False),
+        ("transformers", 512, False),
+        ("maxtext", 512, False),
+    ],
+)
+def test_heads_that_no_kernel_trains_keep_their_scores(stack: str, dims: int, kept: bool) -> None:
+    """Transformer Engine trains no heads of more than 256 values fused: Gemma 4's global layers keep scores."""
+    model = Model.load("gemma-4-26b-a4b")
+    block = next(b for b in model.layers if getattr(b.mixers[0], "head_dim", 0) == dims)
+    y = layout(stack=stack)
+    made = {t.name: t.size_bytes for t in keep(block_ops(y, block, model.hidden), ()).kept}
+    assert ("attention.softmax" in made) is kept
+    if kept:
+        assert made["attention.softmax"] == y.a * TOKENS * 16 * 64
+    served = layout({"phase": "prefill"}, stack)
+    assert all(op.role != "softmax" for op in block_ops(served, block, model.hidden))

@@ -10,7 +10,7 @@ from shardwise.ledger.op import Op, Tensor
 from shardwise.models import Attention, NormKind
 from shardwise.ops.adapters import prefix
 from shardwise.ops.core import CORE, AttentionCore, AttentionMask, core_output
-from shardwise.ops.core_kernels import attention_core
+from shardwise.ops.core_kernels import attention_core, with_scores
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector, with_replica_sums
 from shardwise.ops.indexer import indexer_ops
 from shardwise.ops.layout import Layout, LinearShape, memory_op
@@ -201,7 +201,7 @@ def attention(y: Layout[X], mixer: Attention, D: int, source: Tensor[X]) -> tupl
     if mixer.indexer is not None:
         ops += indexer_ops(y, mixer.indexer, AttentionMask(causal=mixer.causal), (source, D), (source, D))
     copied, read = repeated(y, core, inputs)
-    ops += (*copied, *attention_core(y, core, read))
+    ops += (*copied, *attention_core(with_scores(y, mixer.head_dim), core, read))
     if mixer.sinks:
         ops.append(only_weights(y, "sinks", CORE, (vector("sinks", heads, mixer.heads),)))
     gates, product = gated(y, mixer, D, source, core_output(y, core))

@@ -35,6 +35,19 @@ def attention_core(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X]
     return (*ops, *exchange_copies(y, core), *merged_outputs(y, core))
 
 
+def with_scores(y: Layout[X], width: int) -> Layout[X]:
+    """Return the layout under which heads of a width run: over the matrix of scores where training has no kernel.
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> [with_scores(whole_layout(1, 64, stack="megatron"), width).stack.attention for width in (256, 512)]
+    ['flash', 'scores']
+    """
+    widest = y.stack.widest_fused_head
+    if y.work.phase != "train" or y.stack.attention != "flash" or not 0 < widest < width:
+        return y
+    return replace(y, choices=replace(y.choices, stack=replace(y.stack, attention="scores")))
+
+
 def lacks_kernel(y: Layout[X], core: AttentionCore[X]) -> bool:
     """Return whether heads that share keys are left to PyTorch's attention where no fused kernel takes them.
 

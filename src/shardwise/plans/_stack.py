@@ -52,6 +52,7 @@ class Stack:
     """With "widened" one kernel runs over fp32 copies of its rows."""
     attention: AttentionImplementation
     """The path "scores" keeps the matrix of scores as unfused Megatron-LM does, "eager" as transformers does."""
+    widest_fused_head: int  # Values of a head beyond which training keeps the matrix of scores (0: none).
     attention_kernel: str
     """The fused kernel whose rates apply ("": the best of the device)."""
     activation: Kernel

@@ -195,10 +195,15 @@ def _attention_notes(case: TrainingCase) -> list[str]:
     mixers = [m for block in case.model.kinds for m in block.mixers if m.attends and not any(m.cost_breakpoints())]
     sizes = [size for size in (m.core(False) for m in mixers) if size is not None]
     shared = [size.head for size in sizes if size.kind == "prefill" and size.group > 1]
+    widest = case.stack.widest_fused_head
+    unfused = [size.head for size in sizes if size.kind == "prefill" and 0 < widest < size.head]
     device = case.cluster.device
     wide_layers = case.tuning is not None and case.tuning.wide_layers
     own = ["layers in fp32: beside narrow weights nothing casts them without autocast; --precision amp-bf16 does"]
     notes = own if wide_layers else []
+    if case.stack.attention == "flash" and unfused:
+        title = f"heads of {max(unfused)} values, which no fused kernel of {case.stack.title} trains"
+        return [f"attention over the matrix of scores, which is kept: {title}; --recompute selective drops it"]
     if any(leaves_heads(case.stack, width, case.widest_group) for width in shared):
         type_of = "for heads in fp32 that" if wide_layers else "for heads that"
         return [
