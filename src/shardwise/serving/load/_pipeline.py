@@ -85,17 +85,19 @@ def _longest_in_turns(mean: Any, batches: int) -> Any:
         fewer = np.concatenate([0 * chance[:, :1], np.cumsum(chance, axis=1)], axis=1)
         return 1 - fewer[:, np.minimum(1 + batches * (_NUMBERS[1:] - 1), len(_NUMBERS))]
     half = _poisson(mean / 2)
-    first = np.minimum(2 * _NUMBERS[1:, None] - 2 - _NUMBERS, len(_NUMBERS) - 2)
+    # What is left beside those of the shared half; of 2 too many and more none is.
+    left = np.arange(-2, len(_NUMBERS) - 1)
 
     def fewer_than(values: Any, more: int) -> Any:
-        """Return how likely as many as are left beside those of the shared half, or one more, are not too many."""
+        """Return how likely as many as are left, or one more, are not too many."""
         sums = np.concatenate([0 * values[:, :1], np.cumsum(values, axis=1)], axis=1)
-        return sums[:, np.clip(first + 1 + more, 0, None)]
+        return sums[:, np.clip(left + 1 + more, 0, None)]
 
     # Which batch is next depends on whether even or odd numbers came before.
     even = half * (_NUMBERS % 2 == 0)
     whole, evens = ([fewer_than(values, more) for more in (0, 1)] for values in (half, even))
-    neither = sum(evens[more] * whole[1 - more] + (whole[more] - evens[more]) * whole[more] for more in (0, 1))
+    each = sum(evens[more] * whole[1 - more] + (whole[more] - evens[more]) * whole[more] for more in (0, 1))
+    neither = each[:, np.clip(2 * _NUMBERS[1:, None] - 2 - _NUMBERS, left[0], left[-1]) - left[0]]
     return 1 - np.einsum("mk,mvk->mv", half, neither) / 2
 
 
