@@ -8,11 +8,14 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from shardwise.answers import _main
+from shardwise.answers._answer import Answer
 from shardwise.cli import main
 
 
@@ -41,6 +44,19 @@ def run(*words: str) -> Done:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(list(words))
     return Done(status, out.getvalue(), err.getvalue())
+
+
+def both(*words: str) -> tuple[Done, Done]:
+    """Return what a command line prints and what it prints with --json, of one answer: it is asked once."""
+    answers: list[Answer] = []
+    ask = _main.answer
+
+    def once(given: Sequence[str]) -> Answer:
+        answers.extend([] if answers else [ask(given)])
+        return answers[0]
+
+    with mock.patch.object(_main, "answer", once):
+        return run(*words), run(*words, "--json")
 
 
 # Work without a bound takes hours or does not end, bounded work a second or two: the line between them is drawn where

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from command_line import run
+from command_line import Done, both, run
 from shardwise import cli
 from shardwise.answers import _commands
 from shardwise.answers._help import EXAMPLES, FIRST
@@ -192,6 +194,29 @@ def test_the_nearest_change_fits_when_it_is_made() -> None:
     assert after.status == 0
     assert after.tree["memory"]["device_bytes"] == pytest.approx(best["needed_bytes"])
     assert after.tree["step_seconds"] == pytest.approx(best["step_seconds"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train gpt2 --on 2xa100 --global-batch 8",
+        "train llama-3.1-8b --on rtx-4090",
+        "serve gpt2 --on 1xa100-sxm-80gb --rate 1/s --requests 50 --input-tokens 100 --output-tokens 20",
+        "plan train gpt2 --on 2xa100 --global-batch 8 --pp 1 --sharding zero1 --top 1",
+        "train gpt2 --on 2xa100 --tp 7",
+    ],
+)
+def test_a_page_and_json_of_one_answer_are_those_of_two(words: str) -> None:
+    """Whichever is asked for, the answer is the same: page and JSON only show it."""
+    asked = words.split()
+    once, apart = both(*asked), (run(*asked), run(*asked, "--json"))
+    assert [_untimed(done) for done in once] == [_untimed(done) for done in apart]
+
+
+def _untimed(done: Done) -> Done:
+    """Return what was printed without how long a search took."""
+    # The sentence with it may be wrapped elsewhere.
+    return replace(done, out=re.sub(r'\bin [\d.]+ m?s\b|"seconds": [\d.e-]+', "", " ".join(done.out.split())))
 
 
 @pytest.mark.parametrize("name", REPORTS)

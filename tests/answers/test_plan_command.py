@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from command_line import run
+from command_line import both, run
 from shardwise.answers import _commands
 
 INFER = shlex.split("plan infer llama-3.1-8b --on 4xh100-sxm-80gb --input-tokens 1024 --output-tokens 128")
@@ -54,12 +54,11 @@ def test_a_deployment_is_as_likely_to_fit_as_asked() -> None:
     asked = ("plan", "infer", "llama-3.1-8b", "--on", "1xa100-sxm-40gb", "--input-tokens", "2048")
     batch = {}
     for risk in ("", "50%"):
-        done = run(*asked, *(("--risk", risk) if risk else ()))
+        done, read = both(*asked, *(("--risk", risk) if risk else ()))
         assert done.status == 0
         assert f"(--risk {risk or '90%'})" in done.out
-        tree = run(*asked, *(("--risk", risk) if risk else ()), "--json").tree
-        batch[risk] = tree["best"][0]["job"]["batch"]
-        assert tree["best"][0]["chance_to_fit"] >= (0.5 if risk else 0.9)
+        batch[risk] = read.tree["best"][0]["job"]["batch"]
+        assert read.tree["best"][0]["chance_to_fit"] >= (0.5 if risk else 0.9)
     assert batch["50%"] > batch[""]
     fixed = (*asked, "--batch", str(batch["50%"]))
     assert (run(*fixed).status, run(*fixed, "--risk", "50%").status) == (1, 0)
@@ -125,11 +124,11 @@ def test_nothing_that_will_do_is_status_1() -> None:
 def test_a_search_without_hope_names_savers_that_fit_together() -> None:
     """Where no plan of a full fine-tune fits, its page and its JSON say what would, and the words for it do fit."""
     words = ["llama-3.1-8b", "--on", "rtx-4090", "--seq-len", "4096", "--global-batch", "4"]
-    done = run("plan", "train", *words)
+    done, read = both("plan", "train", *words)
     assert done.status == 1
     assert "memory savers that fit together" in done.out
     assert "--adapter lora --base nf4" in done.out
-    (memory,) = (row for row in run("plan", "train", *words, "--json").tree["rejected"] if row["name"] == "memory")
+    (memory,) = (row for row in read.tree["rejected"] if row["name"] == "memory")
     savers = memory["remedy"].partition(", or add ")[2].partition(" to the nearest")[0]
     assert run("train", *words, "--recompute", "full", *savers.split()).status == 0
 
@@ -150,14 +149,14 @@ def test_plan_train_under_limits() -> None:
 
 def test_scaling_on_the_command_line() -> None:
     """`--scaling` gives the best plan of each count of devices, doubling."""
-    done = run(*TRAIN, *SMALL, "--scaling", "2..8", "--json")
+    printed, done = both(*TRAIN, *SMALL, "--scaling", "2..8")
     rows: list[dict[str, Any]] = done.tree["scaling"]
     assert [row["num_devices"] for row in rows] == [2, 4, 8]
     assert rows[0]["efficiency"] == 1
     for row, best in zip(rows, done.tree["best"], strict=True):
         assert row["best"]["plan"].items() <= best["plan"].items()
         assert run(*_rest(best["command"]), "--json").tree["step_seconds"] == best["step_seconds"]
-    page = run(*TRAIN, *SMALL, "--scaling", "2..8").out
+    page = printed.out
     assert "SCALING" in page
     assert "efficiency" in page
 
@@ -256,13 +255,13 @@ def test_an_empty_space_says_what_it_must_hold(words: str, said: str) -> None:
 )
 def test_the_nearest_under_limits_fits(words: str) -> None:
     """The nearest deployment fits in memory and misses the limit by the least, and memory has no remedy."""
-    tree = run("plan", "infer", *shlex.split(words), "--json").tree
+    printed, read = both("plan", "infer", *shlex.split(words))
+    page, tree = printed.out, read.tree
     assert tree["nearest"]["fits"]
     assert (tree["nearest"]["plan"]["tp"], tree["nearest"]["job"]["batch"]) == (8, 1)
     remedies = {row["name"]: row["remedy"] for row in tree["rejected"]}
     assert remedies["memory"] == ""
     assert "times over" in " ".join(remedies.values())
-    page = run("plan", "infer", *shlex.split(words)).out
     assert "beyond the space" not in page
     assert "NEAREST" in page
 
@@ -332,9 +331,10 @@ def test_every_plan_of_an_explored_page_says_what_of_it_has_no_launch() -> None:
         "plan train llama-3.2-1b --on 8xa100-sxm-80gb --seq-len 1024 --global-batch 16 --layout 1d,summa"
     )
     words += ["--tp", "1..2", "--micro-batch", "1", "--explore", "--width", "300"]
-    front = run(*words, "--json").tree["front"]
+    printed, read = both(*words)
+    front = read.tree["front"]
     shown = front[:: -(-len(front) // 8)]
-    best, rest = run(*words).out.split("\nFRONT")
+    best, rest = printed.out.split("\nFRONT")
     rows = [line for line in rest.split("\nNEXT")[0].splitlines() if "no launch" in line]
     assert 0 < len(rows) == sum(not row["launchable"] for row in shown) < len(shown)
     assert re.search(r"ties with .* no launch \(\+", best)

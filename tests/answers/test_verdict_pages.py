@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from command_line import run
+from command_line import both, run
 
 # A rate is lowest where its price is highest.
 CROSSED = (("typical", "typical"), ("high", "low"))
@@ -178,9 +178,10 @@ def test_a_change_to_recompute_sends_to_the_host_what_its_framework_does() -> No
 def test_savers_that_fit_together_are_what_they_were_said_to_be(model: str) -> None:
     """Where nothing fits by one change, page and JSON say which do and beside which batches, without --savers too."""
     words = ("train", *model.split(), "--on", "rtx-4090")
-    tree = json.loads(run(*words, "--json").out)
+    printed, read = both(*words)
+    tree = read.tree
     assert tree["proposals"] and not tree["fits"] and not any(one["fits"] for one in tree["changes"])
-    page = " ".join(run(*words).out.split())
+    page = " ".join(printed.out.split())
     for at, one in enumerate(tree["proposals"]):
         assert one["batches"] == "--micro-batch 1 --global-batch 1"
         again = json.loads(run(*words, "--json", *one["batches"].split(), *one["flags"].split()).out)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import run
+from command_line import both, run
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
@@ -170,10 +170,10 @@ COMMAND = ("plan", "serve", "llama-3.1-8b", "--rate", "20/s", "--input-tokens", 
 )
 def test_the_command_answers(words: tuple[str, ...], status: int, said: str) -> None:
     """A device without a number is as many as the load needs; nothing found is status 1."""
-    done = run(*COMMAND, *words)
+    done, read = both(*COMMAND, *words)
     assert done.status == status, done.err
     assert done.out.startswith(said)
-    tree = run(*COMMAND, *words, "--json").tree
+    tree = read.tree
     assert bool(tree["best"]) == (status == 0)
     if tree["best"]:
         again = run(*tree["best"][0]["command"].split()[1:], "--json").tree
@@ -393,8 +393,9 @@ def test_what_is_typed_again_has_the_remedies_of_the_first_answer() -> None:
     """Remedies simulate as many requests as fill them: the line under AGAIN states no number that nobody gave."""
     asked = ("serve", "llama-3.2-1b", "--on", "1xh100", "--rate", "700", "--p90-itl", "1ms")
     asked += ("--input-tokens", "10", "--output-tokens", "300")
-    again = shlex.split(run(*asked).out.split("AGAIN\n")[1].replace("\\\n", " "))[1:]
-    first, second = run(*asked, "--json"), run(*again, "--json")
+    page, first = both(*asked)
+    again = shlex.split(page.out.split("AGAIN\n")[1].replace("\\\n", " "))[1:]
+    second = run(*again, "--json")
     assert first.tree["remedies"]
     assert (first.status, first.tree["remedies"]) == (second.status, second.tree["remedies"])
 

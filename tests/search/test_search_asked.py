@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import run
+from command_line import both, run
 
 _ASKED = "gpt2 --on 2xa100 --global-batch 8 --json"
 # Flags, and the fields that are wrong with them.
@@ -92,8 +92,8 @@ def test_layouts_that_no_framework_splits_are_counted_under_a_law() -> None:
 def test_the_best_plan_is_asked_again_against_what_its_framework_does_unless_told(words: str) -> None:
     """What recomputes beside quantised weights, and what goes to the host, is named where the best plan does not."""
     asked = ["plan", "train", *shlex.split(words), "--global-batch", "64", "--seq-len", "1024"]
-    best = json.loads(run(*asked, "--json").out)["best"][0]
-    page = run(*asked).out
-    command = shlex.split(page.split("AGAIN\n")[1].replace("\\\n", " "))
+    printed, read = both(*asked)
+    best = read.tree["best"][0]
+    command = shlex.split(printed.out.split("AGAIN\n")[1].replace("\\\n", " "))
     again = json.loads(run(*command[1:], "--json").out)
     assert (again["device_bytes"], again["step_seconds"]) == (best["device_bytes"], best["step_seconds"])

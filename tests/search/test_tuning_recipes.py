@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from command_line import run
+from command_line import both, run
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Training, find_stack
@@ -57,8 +57,8 @@ def test_what_a_job_states_stays() -> None:
 def test_the_command_lists_ways_and_the_best_of_them() -> None:
     """The command that is printed gives the memory of the first row; nothing fits 671B parameters on 24 GB."""
     words = ("plan", "train", "llama-3.2-1b", "--on", "rtx-4090", "--adapter", "lora", "--base", "nf4")
-    first = run(*words, "--json").tree["recipes"][0]
-    page = run(*words).out
+    printed, read = both(*words)
+    first, page = read.tree["recipes"][0], printed.out
     command = page.split("NEXT")[1].replace("\\\n", " ").split()[1:]
     again = run(*command, "--json").tree
     assert (again["device_bytes"], again["step_seconds"]) == (first["device_bytes"], first["step_seconds"])
@@ -70,9 +70,10 @@ def test_the_command_lists_ways_and_the_best_of_them() -> None:
 def test_what_was_asked_stays_in_the_command_that_is_next() -> None:
     """Targets, ranks and an own framework are in NEXT, and what it does unless told is said where the way differs."""
     words = ("plan", "train", "llama-3.2-1b", "--on", "2xh100", "--qlora", "--targets", "q,v", "--stack", "torchtune")
-    first = run(*words, "--json").tree["recipes"][0]
+    page, read = both(*words)
+    first = read.tree["recipes"][0]
     assert "--recompute none" in first["flags"]
-    again = run(*run(*words).out.split("NEXT")[1].replace("\\\n", " ").split()[1:], "--json").tree
+    again = run(*page.out.split("NEXT")[1].replace("\\\n", " ").split()[1:], "--json").tree
     assert again["step_seconds"] == pytest.approx(first["step_seconds"], rel=1e-9)
     assert again["tuning"]["targets"] == ["q", "v"]
 
@@ -92,12 +93,12 @@ QUICK = ("--adapter-precision", "bf16", "--loss", "fused-linear")
 def test_weights_go_to_the_host_where_nothing_else_fits() -> None:
     """70B parameters train on two cards of 24 GB with 4 bits, FSDP and weights on the host, as fsdp_qlora has it."""
     words = ("plan", "train", "llama-3.1-70b", "--on", "2xrtx-4090", "--adapter", "lora", *QUICK)
-    done = run(*words, "--json")
+    printed, done = both(*words)
     assert done.status == 0
     flags = [recipe["flags"] for recipe in done.tree["recipes"]]
     assert all("--offload optimizer,gradients,parameters" in each for each in flags)
     assert any("--base nf4" in each for each in flags)
-    page = run(*words).out
+    page = printed.out
     assert "nothing fits but with weights" in page and max(map(len, page.splitlines())) <= 80
     again = run(*page[page.index("NEXT") + 4 :].replace("\\\n", " ").split()[1:], "--json")
     assert again.status == 0 and not again.tree["unlaunched"]
@@ -133,11 +134,11 @@ def test_what_is_named_where_nothing_fits_does(words: tuple[str, ...], named: se
 def test_replicas_may_shard_their_weights() -> None:
     """70B parameters fit no device of 40 GB whole: every way over eight shards them, and the first command fits."""
     words = ("plan", "train", "llama-3.1-70b", "--on", "8xa100-sxm-40gb", "--adapter", "lora", "--seq-len", "2048")
-    done = run(*words, "--json")
+    printed, done = both(*words)
     recipes = done.tree["recipes"]
     assert done.status == 0 and recipes
     assert all("--sharding fsdp" in one["flags"] for one in recipes)
-    page = run(*words).out
+    page = printed.out
     again = page[page.index("NEXT") + 4 :].replace("\\\n", " ").split()[1:]
     assert "sharding" in page
     one = run(*again, "--json")

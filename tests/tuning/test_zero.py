@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from command_line import run
+from command_line import both, run
 from shardwise import Cluster, Plan, Training, load_model, train
 from shardwise.training import TrainingOptions
 
@@ -111,6 +111,7 @@ def test_a_search_of_sharded_plans_is_what_train_says(
     """
     ask = ("plan", "train", model, "--on", "8xh200", "--seq-len", "1024", "--global-batch", "8", "--stack", stack)
     words = (*ask, *more, "--sharding", sharding, "--tp", "1", "--pp", "1", "--cp", "1", "--ep", "1")
-    answered = [f"{row['device_bytes'] / 2**30:.2f}" for row in run(*words, "--json").tree["front"]]
-    searched = re.findall(r"ms +([0-9.]+) GiB +8 ", run(*words).out.split("FRONT")[1].split("REJECTED")[0])
+    printed, read = both(*words)
+    answered = [f"{row['device_bytes'] / 2**30:.2f}" for row in read.tree["front"]]
+    searched = re.findall(r"ms +([0-9.]+) GiB +8 ", printed.out.split("FRONT")[1].split("REJECTED")[0])
     assert searched == answered
