@@ -99,6 +99,16 @@ def test_users_who_think_do_not_ask_in_step() -> None:
     assert asked.latencies["ttft"]["mean"] < busier.latencies["ttft"]["mean"] < 0.1
 
 
+def test_users_who_think_alike_do_not_fall_into_step() -> None:
+    """Users of equal requests who think find the server as Poisson arrivals at their rate find it, however long on."""
+    arrivals = Arrivals(kind="closed", users=16, think_seconds=10.0)
+    thinking = answer("dense", workload(arrivals=arrivals, count=1600))
+    poisson = answer("dense", workload(arrivals=Arrivals(rate=thinking.requests_per_second), count=1600))
+    first, usual = (report.latencies["ttft"] for report in (thinking, poisson))
+    assert first["p99"] < 1.3 * usual["p99"] and first["mean"] == pytest.approx(usual["mean"], rel=0.1)
+    assert thinking.traces[0].most_running < 16
+
+
 def test_batches_of_a_pipeline_are_of_one_replica() -> None:
     """What runs and what the cache holds at most is of all batches in flight: never below what it is on average."""
     asked = "serve llama-3.1-70b --on 8xh100 --tp 4 --pp 2 --rate 4/s --input-tokens 2000 --output-tokens 300"

@@ -127,7 +127,7 @@ class Arrivals:
     users: int = 0
     """Users of a closed loop, who start one after another, or all at once where just these requests are asked."""
     think_seconds: float | None = None
-    """Seconds from an answer to the user's next request; None: what a client and its tokenizer take."""
+    """Mean seconds from an answer to the user's next request; None: what a client and its tokenizer take."""
     times: tuple[float, ...] = ()
     """Seconds of each arrival of a trace, rising from 0."""
 

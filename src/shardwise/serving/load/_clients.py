@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import repeat
+from random import Random
+
 from shardwise.plans import Workload
 from shardwise.serving._policy import client_seconds
 from shardwise.units import show_seconds
@@ -15,6 +19,28 @@ def think_of(workload: Workload) -> float:
     """
     stated = workload.arrivals.think_seconds
     return client_seconds(workload.input_tokens.mean) if stated is None else stated
+
+
+def pauses(workload: Workload, seed: int) -> Iterator[float]:
+    """Return the seconds from each answer to its user's next request.
+
+    A benchmark's client takes what it takes. People think for exponential times, the usual terminal of a closed network
+    (Lazowska and others 1984, Quantitative System Performance): with equal times and equal answers whoever is answered
+    in one step asks in one step ever after, so that in the end all users ask at once.
+
+    >>> from itertools import islice
+    >>> from shardwise.plans import Arrivals, Length
+    >>> tokens = Length(mean=9)
+    >>> people = Workload(input_tokens=tokens, output_tokens=tokens, arrivals=Arrivals(
+    ...     kind="closed", users=4, think_seconds=10.0))
+    >>> round(sum(islice(pauses(people, 1), 10_000)) / 10_000)
+    10
+    """
+    mean = think_of(workload)
+    if workload.finite or not workload.arrivals.think_seconds:
+        return repeat(mean)
+    random = Random(seed)
+    return (random.expovariate(1 / mean) for _ in repeat(None))
 
 
 def client_note(workload: Workload) -> str:

@@ -25,7 +25,7 @@ from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
 from shardwise.serving.load._batches import groups_of, lanes_of
-from shardwise.serving.load._clients import think_of
+from shardwise.serving.load._clients import pauses, think_of
 from shardwise.serving.load._clock import EngineQueue
 from shardwise.serving.load._means import Steady, early_first_token, in_tandem, placed_first
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
@@ -308,8 +308,8 @@ def closed_loop(
     Users of a benchmark start at once; of a server that runs on they join at the requests a second that it carries, and
     spread over the time they think, so that what is told of them is neither that rush nor a march in step.
     """
-    draws, think = replace(workload, seed=workload.seed * 1009 + replica).draws(), think_of(workload)
-    issued = min(users, count)
+    seed = workload.seed * 1009 + replica
+    draws, think, issued = replace(workload, seed=seed).draws(), pauses(workload, seed), min(users, count)
 
     def made(at: float, user: int) -> Request:
         return request_of(at, next(draws), user)
@@ -319,9 +319,9 @@ def closed_loop(
         if issued >= count:
             return None
         issued += 1
-        return made(ended.end + think, ended.user)
+        return made(ended.end + next(think), ended.user)
 
-    gap = 0.0 if workload.finite else max(1 / carried, think / users)
+    gap = 0.0 if workload.finite else max(1 / carried, think_of(workload) / users)
     return [made(gap * user, user) for user in range(issued)], follow
 
 
