@@ -150,9 +150,9 @@ def test_none_always_has_a_reason(words: str, name: str, remedy: str) -> None:
 
 
 def test_a_load_without_a_rate_is_refused() -> None:
-    """How many replicas a closed loop needs has no answer."""
-    asked = replace(workload(1.0), arrivals=Arrivals(kind="closed", users=4))
-    with pytest.raises(InputError, match="open loop"):
+    """How many replicas requests that come once need has no answer."""
+    asked = replace(workload(1.0), arrivals=Arrivals(kind="burst"))
+    with pytest.raises(InputError, match="has an end"):
         plan_serve(load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb"), asked)
     with pytest.raises(InputError, match="objective"):
         plan_serve(load_model("gpt2"), Cluster.parse("8xh100-sxm-80gb"), workload(1.0), None, None, (SMALL, "x", 1))

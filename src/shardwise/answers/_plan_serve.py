@@ -16,7 +16,7 @@ from shardwise.answers._plan_page import rejected, with_notes
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import LOAD_WHOLES, SERVE_WORDS, load_search_flags
 from shardwise.answers._serve import classes_of, deployment_of, limits_of, simulated_again, workload_of
-from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
+from shardwise.answers._serve_page import chance_line, limit_lines, load_text, rate_text
 from shardwise.answers._value_lists import on_count, on_devices
 from shardwise.errors import InputError, Problems
 from shardwise.records import replace
@@ -239,7 +239,7 @@ def load_page(
     notes, width = notes_and_width
     page = Page(width)
     shown = result.best[0] if result.best else result.nearest
-    rate = rate_text(result.workload.arrivals.rate)
+    rate = load_text(result.workload)
     if result.best:
         _best(page, result, rate)
     else:

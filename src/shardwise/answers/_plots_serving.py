@@ -24,6 +24,7 @@ from shardwise.answers._plots import (
 )
 from shardwise.answers._plots_bars import PHASE, SERVED, served_bars
 from shardwise.answers._plots_search import SERIES, key_below, side_by_side
+from shardwise.answers._serve_page import load_text
 from shardwise.search import ServingResult
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds
@@ -162,7 +163,7 @@ def front_figure(result: LoadResult) -> Figure:
     shown = result.best[0] if result.best else result.nearest
     name = shown.base.case.model.name if shown is not None else "no deployment"
     device = f" on {shown.base.case.cluster.device.name}" if shown is not None else ""
-    asked = f"{workload.arrivals.rate:,.2f} requests/s, {workload.input_tokens.mean:,.0f} tokens in and "
+    asked = f"{load_text(workload)}, {workload.input_tokens.mean:,.0f} tokens in and "
     figure, (axes,) = sheet(name + device, [asked + f"{workload.output_tokens.mean:,.0f} out"], [3.4])
     axes.set_title("Output tokens/s of a device and of a user", pad=14)
     axes.set_xlabel("tokens/s of a user")

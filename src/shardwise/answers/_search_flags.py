@@ -243,7 +243,11 @@ _OF_LOAD = {
         ("rate", _RATE, "request rate: 50/s, 3000/min"),
         ("arrivals", k.TEXT, "poisson (left out), constant, gamma:CV of the gaps, or burst: all at once"),
         ("users", k.WHOLE, "concurrent users in a closed loop"),
-        ("think", k.SECONDS, "think time of a user before the next request; left out, what a client takes"),
+        (
+            "think",
+            k.SECONDS,
+            "mean think time of a user before the next request (exponential); left out, what a client takes",
+        ),
         (
             "trace",
             k.FILE,
@@ -309,7 +313,7 @@ def serve_flags() -> dict[str, Flag]:
 LOAD_WHOLES = tuple(name for name in DEPLOYED if name != "dp")
 # Of a deployment under load, what a search finds itself or does not take.
 _FOUND = (
-    "prefill_workers", "prefill_tp", "prefill_pp", "prefill_ep", "dp", *_SERVE_GONE, "users", "think", "trace", "speed",
+    "prefill_workers", "prefill_tp", "prefill_pp", "prefill_ep", "dp", *_SERVE_GONE, "trace", "speed",
     "finite", "order", "last", "stages", "autoscale", "startup_time", "min_replicas", "scale_interval",
     "scale_down_after",
 )  # fmt: skip

@@ -33,6 +33,8 @@ _SIMULATIONS = 24
 _BETTER = 0.97
 # Replicas over those that carry the load, where few more did not keep the limits.
 _TIMES = (2, 4, 16)
+# Requests of each user of a closed loop that are simulated, at least.
+_TURNS = 10
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -183,7 +185,7 @@ def _fewest(
 
 def _enough(report: ServeReport) -> bool:
     """Return whether a deployment keeps the limits, and has the room that each that is proposed has."""
-    return report.meets and report.utilisation <= FULLEST
+    return report.meets and (not report.open_loop or report.utilisation <= FULLEST)
 
 
 def _with_fewer(search: LoadSearch, best: ServeReport) -> Candidate:
@@ -192,6 +194,7 @@ def _with_fewer(search: LoadSearch, best: ServeReport) -> Candidate:
     own = Candidate(
         plan=replace(best.base.plan, dp=1), job=best.base.job, engine=case.engine, replicas=replicas, steady=best.steady
     )
+    # Users of a closed loop ask no more than is carried, at a rate of 0 before anyone knows.
     if best.groups > 1 or search.workload.arrivals.rate <= replicas * best.steady.capacity:
         return own
     others = [
@@ -211,11 +214,14 @@ def _alike(search: LoadSearch, one: Candidate) -> Iterator[tuple[LoadGroup, Stea
                 yield group, search.steady(group, one.replicas).row(row)
 
 
-def _problems(workload: Workload, options: LoadOptions, objective: str) -> Problems:
-    problems = workload.problems()
-    if workload.arrivals.kind not in ("poisson", "constant", "gamma"):
-        rule = "says no rate: how many replicas a load needs is asked of an open loop"
-        problems.add("rate", workload.arrivals.kind, rule, "give for example --rate 50/s")
+def _problems(workload: Workload, options: LoadOptions, objective: str, pools: str) -> Problems:
+    problems, arrivals = workload.problems(), workload.arrivals
+    if arrivals.kind not in ("poisson", "constant", "gamma") and (arrivals.kind != "closed" or workload.finite):
+        rule = "has an end: how many replicas a load needs is asked of a rate, or of users who ask again and again"
+        problems.add("rate", arrivals.kind, rule, "give for example --rate 50/s, or --users 64")
+    elif arrivals.kind == "closed" and pools != "aggregated":
+        rule = "is asked of one pool, where users take turns"
+        problems.add("pools", pools, rule, "leave it out, or give --rate in place of --users")
     if objective not in LOAD_OBJECTIVES:
         problems.add("objective", objective, "is not an objective", "use one of " + ", ".join(LOAD_OBJECTIVES))
     for limit in options.limits:
@@ -239,14 +245,14 @@ def plan_serve(
     """
     start = time.perf_counter()
     (space, objective, top), options, job = search, options or LoadOptions(), job or Serving()
-    _problems(workload, options, objective).raise_if_any()
+    _problems(workload, options, objective, space.pools).raise_if_any()
     space.layouts.check()
     if space.pools not in POOLS:
         problems = Problems()
         problems.add("pools", space.pools, "is not known", "use one of " + ", ".join(POOLS))
         problems.raise_if_any()
     needed = max((limit.needed_of(workload) for limit in options.limits), default=0)
-    workload = replace(workload, count=max(workload.count, needed))
+    workload = replace(workload, count=max(workload.count, needed, _TURNS * workload.arrivals.users))
     prompt, made = workload.longest
     request_problems(model, workload).raise_if_any()
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)

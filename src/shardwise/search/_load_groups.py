@@ -15,6 +15,7 @@ from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.records import dataclass, replace
 from shardwise.search._empty import empty_rejections, why_empty_serving
+from shardwise.search._load_bounds import SHARES, least, stacked, with_users
 from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, ServingGrid
 from shardwise.search._serving_space import ServingSpace
@@ -34,6 +35,7 @@ from shardwise.serving.load import (
     most_running,
     policy_for,
     serve,
+    think_of,
     with_tail,
 )
 from shardwise.units import show_seconds
@@ -44,10 +46,6 @@ LOAD_OBJECTIVES = ("devices", "cost", "ttft", "tpot", "e2e")
 REPLICA_DEVICES = IntRanges(ranges=((1, 16), (24, 24), (32, 32), (64, 64)))
 # Shares of the capacity at which the front is drawn.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-# How far a quantile of the TTFT lies above an empty replica's, over how far the mean does, at least: nothing falls by
-# the closed form that a simulation would keep. Tokens and whole requests average over steps: their quantiles are near.
-_TAIL = {"mean": 0.85, "p50": 0.3, "p90": 1.0, "p95": 1.2, "p99": 1.5}
-_NEAR_MEAN = 0.95
 # Replicas for each that a load fills, where it does not matter how many there are.
 _EMPTY = 1000.0
 # A point of the front is listed where it serves more tokens than the one before it by this factor.
@@ -118,30 +116,16 @@ class LoadGroup:
         return self.form.at(0.0)
 
     @cached_property
+    def shares(self) -> Steady[Any]:
+        """What a replica of each layout takes at shares of its capacity, as rows."""
+        if self.form is None:
+            raise LookupError(self)
+        return stacked([self.form.at(share * self.form.capacity) for share in SHARES])
+
+    @cached_property
     def devices(self) -> Any:
         """Devices of one replica of each layout."""
         return np.array([plan.num_devices for plan in self.plans])
-
-
-def least(steady: Steady[Any], empty: Steady[Any], limit: Limit) -> Any:
-    """Return the seconds that a limit is about, at least: what an empty replica takes, and a share of what is beyond.
-
-    >>> one = Steady(full_seconds=0.5, carried_seconds=0.5, rate=1.0, running=1.0, ttft_seconds=0.3, tpot_seconds=0.02,
-    ...     e2e_seconds=2.3, waiting_seconds=0.0)
-    >>> round(float(least(one, one, Limit(metric="ttft", quantile="p99", seconds=1.0))), 3)
-    0.255
-    """
-    name = {"itl": "tpot"}.get(limit.metric, limit.metric)
-    if limit.of and name != "tpot":
-        # Requests of one class may be shorter than all: the simulation decides.
-        return np.zeros_like(steady.rate)
-    floor, mean = (getattr(one, f"{name}_seconds") for one in (empty, steady))
-    if limit.metric == "ttft":
-        with np.errstate(invalid="ignore"):  # endless seconds less endless ones
-            beyond = np.maximum(mean - floor, 0.0)
-        return 0.85 * floor + np.where(np.isfinite(floor), beyond, 0.0) * _TAIL[limit.quantile]
-    # Within a few percent in the closed form.
-    return _NEAR_MEAN * (mean if limit.quantile != "p50" else floor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +205,8 @@ class LoadSearch:
         """Return the closed form of so many replicas of each layout."""
         if group.form is None:
             raise LookupError(group)
+        if users := self.workload.arrivals.users:
+            return with_users(group.shares, users / replicas, think_of(self.workload))
         turns = replicas / group.form.batches.groups if self.options.router == "round-robin" else 1.0
         return group.form.at(self.workload.arrivals.rate / replicas, np.maximum(turns, 1.0))
 
@@ -228,10 +214,11 @@ class LoadSearch:
         """Return which layouts keep every limit on so many replicas, as far as the closed form can tell."""
         if group.form is None:
             raise LookupError(group)
-        steady = self.steady(group, replicas)
-        kept = steady.rate <= FULLEST * steady.capacity
+        steady, closed = self.steady(group, replicas), self.workload.arrivals.users > 0
+        # A closed loop asks no more than is carried.
+        kept = closed | (steady.rate <= FULLEST * steady.capacity)
         for limit in self.options.limits:
-            kept = kept & (least(steady, empty, limit) * self.margin(group.case, limit) <= limit.seconds)
+            kept = kept & (least(steady, empty, limit, closed) * self.margin(group.case, limit) <= limit.seconds)
         return kept
 
     def margin(self, case: ServingCase, limit: Limit) -> float:
@@ -252,9 +239,10 @@ class LoadSearch:
         known = self.fewest_known.get((id(group), devices))
         if known is not None:
             return known
-        empty, rate = group.empty, self.workload.arrivals.rate
+        empty, rate, users = group.empty, self.workload.arrivals.rate, self.workload.arrivals.users
         low = np.maximum(np.ceil(rate / (FULLEST * group.form.capacity)), 1.0)
         most = devices // group.devices if np.isfinite(devices) else _EMPTY * low
+        most = np.minimum(most, users) if users else most  # no replica is without a user
         high, have = np.maximum(most, low).astype(float), self.cluster.num_devices
         if devices > have:
             # What is enough on all that there are is enough on more, and what is not needs more.
@@ -384,7 +372,8 @@ class LoadSearch:
         limits = bool(self.options.limits)
         if never:
             title = f"no number of replicas {'keeps the limits' if limits else 'carries the load'}"
-            say = f"ask for fewer tokens{', a slower rate or later limits' if limits else ' or a slower rate'}"
+            less = "fewer users" if self.workload.arrivals.users else "a slower rate"
+            say = f"ask for fewer tokens{f', {less} or later limits' if limits else f' or {less}'}"
             yield Rejection(name=LOAD, title=title, count=never, remedy=say)
         if missed:
             title = f"{'a limit is missed' if limits else 'the queue grows'} in the simulation"

@@ -14,7 +14,8 @@ import numpy as np
 from shardwise.hardware import part_of
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass, replace
-from shardwise.search._load_groups import Candidate, LoadGroup, LoadSearch, least
+from shardwise.search._load_bounds import least
+from shardwise.search._load_groups import Candidate, LoadGroup, LoadSearch
 from shardwise.serving import ServingCase, take_rows, tokens_per_step
 from shardwise.serving.load import (
     FULLEST,

@@ -1,0 +1,83 @@
+"""What the closed form says of a deployment under load at least: of a limit's seconds, and of users who take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from shardwise.plans import Limit
+from shardwise.serving.load import Steady
+
+# How far a quantile of the TTFT lies above an empty replica's, over how far the mean does, at least: nothing falls by
+# the closed form that a simulation would keep. Tokens and whole requests average over steps: their quantiles are near.
+_TAIL = {"mean": 0.85, "p50": 0.3, "p90": 1.0, "p95": 1.2, "p99": 1.5}
+_NEAR_MEAN = 0.95
+# Of a closed loop, whose users come after their answers and not in bunches, less is sure of first tokens.
+_CLOSED_TAIL, _CLOSED_NEAR_MEAN = 0.6, 0.9
+SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, *(k / 20 for k in range(4, 20)), 0.97, 0.99)
+"""Shares of the capacity between which users who take turns are looked up."""
+
+
+def least(steady: Steady[Any], empty: Steady[Any], limit: Limit, closed: bool = False) -> Any:
+    """Return the seconds that a limit is about, at least: what an empty replica takes, and a share of what is beyond.
+
+    >>> one = Steady(full_seconds=0.5, carried_seconds=0.5, rate=1.0, running=1.0, ttft_seconds=0.3, tpot_seconds=0.02,
+    ...     e2e_seconds=2.3, waiting_seconds=0.0)
+    >>> round(float(least(one, one, Limit(metric="ttft", quantile="p99", seconds=1.0))), 3)
+    0.255
+    """
+    name = {"itl": "tpot"}.get(limit.metric, limit.metric)
+    if limit.of and name != "tpot":
+        # Requests of one class may be shorter than all: the simulation decides.
+        return np.zeros_like(steady.rate)
+    floor, mean = (getattr(one, f"{name}_seconds") for one in (empty, steady))
+    if limit.metric == "ttft":
+        tail = min(_TAIL[limit.quantile], _CLOSED_TAIL) if closed else _TAIL[limit.quantile]
+        with np.errstate(invalid="ignore"):  # endless seconds less endless ones
+            beyond = np.maximum(mean - floor, 0.0)
+        return 0.85 * floor + np.where(np.isfinite(floor), beyond, 0.0) * tail
+    # Within a few percent in the closed form.
+    return (_CLOSED_NEAR_MEAN if closed else _NEAR_MEAN) * (mean if limit.quantile != "p50" else floor)
+
+
+def stacked(every: Sequence[Steady[Any]]) -> Steady[Any]:
+    """Return means at several rates as one, a row for each rate."""
+    return Steady(**{f.name: np.stack([getattr(one, f.name) for one in every]) for f in fields(Steady)})
+
+
+def with_users(shares: Steady[Any], users: Any, think_seconds: float) -> Steady[Any]:
+    """Return the means of a replica of each layout whose so many users ask again when they have thought.
+
+    A user's turn is a request and the time to think, so that rate x turn = users (Little); `shares` has a row for each
+    rate, between which means are taken as lines. Where more users come than a replica takes at once they wait for
+    each other: the rate is the most that is carried then. Nobody else waits for a place in a closed loop.
+
+    >>> rates = [(0.5, 1.0), (1.0, 1.5), (2.0, 4.0)]
+    >>> shares = stacked([Steady(**{f.name: np.array([0.1]) for f in fields(Steady)} | {"rate": np.array([rate]),
+    ...     "e2e_seconds": np.array([e2e]), "waiting_seconds": np.array([0.0])}) for rate, e2e in rates])
+    >>> at = [with_users(shares, np.array([users]), 1.0) for users in (1.0, 2.5, 20.0)]
+    >>> [(float(one.rate[0]), float(one.e2e_seconds[0])) for one in at]
+    [(0.5, 1.0), (1.0, 1.5), (2.0, 9.0)]
+    """
+    unplaced = {f.name: getattr(shares, f.name) for f in fields(Steady)}
+    for name in ("ttft_seconds", "e2e_seconds"):
+        unplaced[name] = unplaced[name] - shares.waiting_seconds
+    unplaced["waiting_seconds"] = np.zeros_like(shares.waiting_seconds)
+    turn = unplaced["e2e_seconds"] + think_seconds
+    known, layouts = shares.rate * turn, np.arange(shares.rate.shape[1])
+    users = np.broadcast_to(np.asarray(users, float), layouts.shape)
+    low = np.clip((known <= users).sum(axis=0) - 1, 0, len(known) - 2)
+    below, above = known[low, layouts], known[low + 1, layouts]
+    part = np.clip((users - below) / np.maximum(above - below, 1e-12), 0.0, 1.0)
+    values = {
+        name: np.where(part > 0, (1 - part) * rows[low, layouts] + part * rows[low + 1, layouts], rows[low, layouts])
+        for name, rows in unplaced.items()
+    }
+    more = np.maximum(users / values["rate"] - values["e2e_seconds"] - think_seconds, 0.0)
+    waits = np.where(users > known[-1], more, 0.0)
+    for name in ("ttft_seconds", "e2e_seconds", "waiting_seconds"):
+        values[name] = values[name] + waits
+    return Steady(**values)
