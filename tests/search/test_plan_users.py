@@ -93,3 +93,10 @@ def test_a_closed_loop_that_ends_or_has_two_pools_is_refused() -> None:
     words = ("plan", "serve", "llama-3.1-8b", "--on", "8xh100", "--users", "8")
     assert run(*words, "--pools", "both", "--json").fields == ["pools"]
     assert run(*words, "--rate", "2/s", "--json").fields == ["rate"]
+
+
+def test_a_search_without_a_load_names_what_it_takes() -> None:
+    """Traces and stages are of serve alone."""
+    wanted = {"plan serve": "give one of --rate 50/s, --users 64", "serve": "--users 64, --trace FILE, --stages"}
+    for command, remedy in wanted.items():
+        assert run(*command.split(), "llama-3.1-8b", "--on", "h100").err.strip().endswith(remedy)
