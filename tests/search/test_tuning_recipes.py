@@ -111,6 +111,11 @@ def test_weights_go_to_the_host_where_nothing_else_fits() -> None:
         (("llama-3.1-70b", "--on", "rtx-4090", "--base", "nf4", "--stack", "unsloth"), {"--stack"}),
         (("llama-3.1-8b", "--on", "rtx-4090", "--base", "nf4", "--seq-len", "100000"), {"--seq-len"}),
         (("qwen3-32b", "--on", "2xrtx-4090", "--base", "bf16", "--stack", "llama-factory"), {"--stack", "--on"}),
+        (("qwen3-32b", "--on", "RTX-4090:2", "--base", "bf16", "--stack", "llama-factory"), {"--stack", "--on"}),
+        (
+            ("qwen3-32b", "--on", "g6.12xlarge", "--base", "bf16", "--stack", "llama-factory"),
+            {"--stack", "--seq-len", "--on"},
+        ),
     ],
 )
 def test_what_is_named_where_nothing_fits_does(words: tuple[str, ...], named: set[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -93,14 +92,17 @@ def _remedies(inputs: Inputs, base: TrainReport) -> tuple[list[TuningRecipe], st
 def _on_more(inputs: Inputs) -> tuple[list[TuningRecipe], str]:
     """Return the quickest way on the least of two, four and eight times as many devices, and the most that were tried.
 
-    Devices of a file, and nodes, are not multiplied; nor are those of one node where their network is not known.
+    So are nodes and instances. A cluster's file is not, nor are nodes whose network is not known.
     """
     from shardwise.answers import _train
+    from shardwise.hardware import counted_text
     from shardwise.search import TuningRecipe, longest_sequence, quickest
 
-    named, most = re.fullmatch(r"(?:(\d+)x)?([^\d/.,][^/.,]*)", inputs.values["on"]), ""
-    for times in (2, 4, 8) if named else ():
-        on = f"{times * int(named[1] or 1)}x{named[2]}" if named else ""
+    text, most = str(inputs.values["on"]), ""
+    whole = text.endswith(".toml") and not text[0].isdigit()
+    number, of_node, name = (None, None, "") if whole else counted_text(text)
+    for times in () if whole else (2, 4, 8):
+        on = "x".join([str(times * int(number or 1)), *([of_node] if of_node else []), name])
         grown = Inputs(values={**inputs.values, "on": on}, imported=inputs.imported, command=inputs.command)
         try:
             way, most = quickest(_train.trained(grown)), on
