@@ -488,3 +488,22 @@ def test_rows_take_the_model_of_a_script_that_states_its_sizes(tmp_path: Path) -
     words = ("validate", str(tmp_path / "rows.csv"), "--from", str(tmp_path / "run.sh"), "--json")
     rows = run(*words, "--rows", str(tmp_path / "out.csv")).tree["rows"]
     assert (rows["predicted"], rows["refused"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        ("--rate 50/s --p99-ttft 1ms", 1, "under this load p99 ttft is"),
+        ("--rate 900/s", 1, "under this load the queue grows without end"),
+        ("--rate 5/s --p99-ttft 10s", 0, ""),
+        ("--p99-ttft 1ms --router random", 2, "--rate, --users or --trace"),
+        ("--rate 5/s --batch 8", 2, "leave it out"),
+        ("--cached-share 0.5", 0, ""),
+    ],
+)
+def test_a_launch_line_is_held_against_the_load_that_it_is_asked_for(words: str, status: int, says: str) -> None:
+    """Limits and what queues are said beside the file and in it, and flags that say nothing there are refused."""
+    done = run("export", "vllm", "llama-3.1-8b", "--on", "h100", *words.split())
+    assert (done.status, says in done.err) == (status, True)
+    assert status != 1 or f"# {says}" in done.out
+    assert bool(done.err) == (status > 0)

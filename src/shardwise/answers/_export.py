@@ -10,27 +10,30 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer, print_error
 from shardwise.answers._case import USUAL_ENGINE
+from shardwise.answers._commands import command
 from shardwise.answers._converters import fail
 from shardwise.answers._infer import ask as ask_batch
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, plain
 from shardwise.formats import SERVERS, SYSTEMS
 from shardwise.plans import find_stack, stack_names
 from shardwise.plans.fields import SERVING, SETTINGS, TRAINING, Field
 from shardwise.records import replace
-from shardwise.units import show_bytes
+from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from shardwise.answers._page import Page
     from shardwise.formats import Asked, Exported
     from shardwise.serving import InferReport
+    from shardwise.serving.load import ServeReport
     from shardwise.training import TrainReport
 
 # Systems whose servers are told that they compute prompts, or decode.
 _POOLED = ("vllm", "sglang", "dynamo")
 # What says when requests arrive.
 _LOADS = {"rate", "users", "trace", "arrivals"}
+_NO_LOAD = "is of a load, and nothing says when requests arrive"
 _SHARDED = ("fsdp", "torchtitan", "verl")
 
 
@@ -78,8 +81,8 @@ def _stack_of(target: str, sharding: str) -> str:
     return next((name for name in named if sharding in find_stack(name).runs.sharding), named[0])
 
 
-def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
-    """Return the files of a case, what was assumed as comments, and its report.
+def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport, list[str]]:
+    """Return the files of a case, what was assumed as comments, its report, and what it misses of a load.
 
     Raises `InputError` with every problem, and every field that cannot be told.
     """
@@ -109,7 +112,7 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
     report = replace(report, assumptions=(*report.assumptions, *apart))
     notes = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
     files = {name: commented(name, text, notes) for name, text in exported.files.items()}
-    return replace(exported, files=files), report
+    return replace(exported, files=files), report, []
 
 
 def _apart(exported: Exported, *asked: tuple[Iterable[Field], Any]) -> list[str]:
@@ -127,7 +130,28 @@ def _named(inputs: Inputs) -> str:
     return model if model.count("/") == 1 and namesake(model) and not os.path.exists(model) else ""
 
 
-def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
+def _check_load(inputs: Inputs) -> None:
+    """Record what is asked of a load where nothing says when requests arrive, and of a batch where something does."""
+    load, batch = (command(name).flags.keys() for name in ("serve", "infer"))
+    loaded = inputs.values.keys() & _LOADS
+    idle = (batch - load if loaded else load - batch - {"cached_share"}) & inputs.values.keys()
+    for key in sorted(idle):
+        rule = f"is of a batch, and --{min(loaded)} asks for a load" if loaded else _NO_LOAD
+        remedy = "leave it out" if loaded else "add --rate, --users or --trace"
+        inputs.problems.add(key, plain(inputs.values[key]), rule, remedy)
+
+
+def _missed(load: ServeReport | None) -> list[str]:
+    """Return what an engine misses of a load and the limits that were asked of it."""
+    if load is None or not load.fits:
+        return []
+    if not load.stable:
+        return ["under this load the queue grows without end"]
+    broken = ((f"{one.quantile} {one.metric}", show_seconds(load.value(one)), one.seconds) for one in load.broken)
+    return [f"under this load {name} is {value}, over {show_seconds(most)}" for name, value, most in broken]
+
+
+def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport, list[str]]:
     """Return the launch line of an engine for a batch, or where something says when requests arrive under load."""
     from shardwise.formats import Asked, engine_for
 
@@ -139,9 +163,7 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
         inputs.problems.add("prefill_workers", workers, rule, f"export {', '.join(_POOLED)}")
     if workers and "wrap" in inputs.values:
         inputs.problems.add("wrap", inputs.values["wrap"], "stands around one server", "export dynamo, or leave it out")
-    if workers and not inputs.values.keys() & _LOADS:
-        rule = "are of a load, and nothing says when requests arrive"
-        inputs.problems.add("prefill_workers", workers, rule, "add --rate, --users or --trace")
+    _check_load(inputs)
     inputs.problems.raise_if_any()
     prefixes = bool({"prefix_tokens", "cached_share"} & {key for key, value in inputs.values.items() if value})
     load = None
@@ -161,10 +183,10 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
     if "wrap" in inputs.values:
         exported = _wrapped(inputs, exported, report)
     report = replace(report, assumptions=(*report.assumptions, *_apart(exported, (SERVING, report.job))))
-    notes = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
-    return replace(
-        exported, files={name: commented(name, text, notes) for name, text in exported.files.items()}
-    ), report
+    missed = _missed(load)
+    notes = [*_unfit(report), *missed, *(f"assumed: {note}" for note in report.assumptions)]
+    files = {name: commented(name, text, notes) for name, text in exported.files.items()}
+    return replace(exported, files=files), report, missed
 
 
 def _exported(target: str, report: InferReport, asked: Asked, prefill: InferReport | None) -> Exported:
@@ -207,9 +229,9 @@ def _unfit(report: TrainReport | InferReport) -> list[str]:
     return [] if report.fits else [f"this plan does not fit, {more} too much on the fullest device"]
 
 
-def _warn(report: TrainReport | InferReport, files: Iterable[str]) -> None:
-    """Say beside the files that the plan does not fit, and what no comment of theirs can say."""
-    print_error("".join(f"warning: {text}\n" for text in _unfit(report)))
+def _warn(report: TrainReport | InferReport, files: Iterable[str], missed: Sequence[str]) -> None:
+    """Say beside the files that the plan does not fit or misses a limit, and what no comment of theirs can say."""
+    print_error("".join(f"warning: {text}\n" for text in (*_unfit(report), *missed)))
     if all(name.endswith(".json") for name in files):
         print_error("".join(f"assumed: {' '.join(note.split())}\n" for note in report.assumptions))
 
@@ -227,13 +249,13 @@ def write(folder: str, files: dict[str, str]) -> None:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise export`."""
-    exported, report = ask(inputs)
+    exported, report, missed = ask(inputs)
     if "write" in inputs.values:
         write(inputs.values["write"], dict(exported.files))
 
     def tree() -> dict[str, Any]:
         answer_tree = {"system": exported.system, "version": exported.version, "fits": report.fits}
-        notes = {"notes": list(exported.notes), "assumptions": list(report.assumptions)}
+        notes = {"notes": [*exported.notes, *missed], "assumptions": list(report.assumptions)}
         return {**answer_tree, "files": dict(exported.files), **notes}
 
     def page() -> Page:
@@ -249,5 +271,5 @@ def answer(inputs: Inputs, width: int) -> Answer:
             made.items(exported.notes)
         return made
 
-    _warn(report, exported.files)
-    return Answer(0 if report.fits else 1, tree, page)
+    _warn(report, exported.files, missed)
+    return Answer(0 if report.fits and not missed else 1, tree, page)
