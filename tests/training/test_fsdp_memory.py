@@ -11,7 +11,7 @@ from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._framework_bytes import outside_bytes, reserved_bytes
-from shardwise.training._fsdp_units import watched_inputs
+from shardwise.training._fsdp_units import units_at_once, watched_inputs
 from shardwise.training._traffic import flows_of, traffic_of
 
 GIB = 2**30
@@ -228,3 +228,30 @@ def test_pools_of_fsdp_around_transformers_are_apart(size: int, measured: float)
     outside = outside_bytes(found, cluster.device, apart.evaluation.sizes)
     assert reserved(one) < reserved(apart)
     assert (reserved(apart) + outside) / 2**20 == pytest.approx(measured, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("stack", "change", "recompute", "units"),
+    [
+        ("transformers-2024", {}, "full", 1),
+        ("transformers-2024", {}, "none", 2),
+        ("transformers-2024", {"checkpoint_reenters": ""}, "full", 2),
+        ("transformers-2024", {"fsdp_padding": "rows"}, "full", 2),
+        ("fsdp2", {}, "full", 2),
+    ],
+)
+def test_no_layer_is_prefetched_around_reentrant_checkpoints(
+    stack: str, change: dict[str, str], recompute: str, units: int
+) -> None:
+    """FSDP1 fetches ahead for backward only what had gradients in forward; without them one layer is whole at once."""
+    found = replace(find_stack(stack), **change)
+    plan = Plan(sharding="fsdp", recompute=recompute, micro_batch=1, dp=8)  # type: ignore[arg-type]
+    report = train(
+        LLAMA,
+        Cluster.parse("8xh100-sxm-80gb"),
+        plan,
+        Training(seq_len=1024, global_batch=8),
+        TrainingOptions(stack=found),
+    )
+    parts, (stage, *_) = report.evaluation.parts, report.evaluation.stages
+    assert units_at_once(report.case.recipe, parts, stage) == units

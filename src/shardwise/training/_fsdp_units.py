@@ -230,7 +230,7 @@ def _layers(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: S
         # trained and frozen weights take the room of both.
         one, all_made, kept = width * unit, width * every, width * every
     gradients = one
-    gathered = 2 * recipe.unit_bytes * unit
+    gathered = units_at_once(recipe, parts, stage) * recipe.unit_bytes * unit
     if recipe.stack.settings.max_live_parameters:
         gathered = recipe.unit_bytes * maximum(minimum(layers, recipe.stack.settings.max_live_parameters), unit)
     if recipe.stack.whole_gradients:
@@ -247,6 +247,33 @@ def _layers(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: S
     return first, loss, back, last
 
 
+def reentrant_fsdp(recipe: Recipe) -> bool:
+    """Return whether weights are sharded by FSDP1 around reentrant checkpoints."""
+    flat = recipe.stack.fsdp_padding == "flat" and not recipe.stack.flattens_gradients
+    return recipe.reenters and recipe.shards_weights and flat
+
+
+def layers_again(parts: ModelBlocks[X], stage: Stages[X]) -> X:
+    """Return how many layers of a stage run again in backward."""
+    none = 0 * parts.stream_bytes * stage.count
+    return total(
+        (n * above(k.dropped_bytes, 0, 1 + none, none) for n, k in zip(stage.layers, parts.kinds, strict=True)), none
+    )
+
+
+def units_at_once(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
+    """Return how many layers' weights are there at once: one and the next, prefetched.
+
+    FSDP1 fetches no layer ahead whose forward pass had no gradients, as in a reentrant checkpoint, and frees one before
+    it asks for the next (torch 2.4 distributed/fsdp/_runtime_utils.py _get_handle_to_prefetch: a handle that
+    _needs_pre_backward_unshard, which _register_pre_backward_hooks says of outputs with gradients).
+    """
+    none = 0 * parts.stream_bytes * stage.count
+    if not reentrant_fsdp(recipe):
+        return 2 + none
+    return above(total(stage.layers, none) - layers_again(parts, stage), 0, 2 + none, 1 + none)
+
+
 def watched_inputs(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
     """Return the gradients of the inputs of layers that FSDP1 holds until backward ends, with those inputs.
 
@@ -256,11 +283,7 @@ def watched_inputs(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X
     _finalize_params; autograd/graph.py register_multi_grad_hook; all were alive on a CPU, torch 2.13). So no checkpoint
     is freed, and behind them lie as many gradients, but for those of the layer at work and of the one before it.
     """
-    none = 0 * parts.stream_bytes * stage.count
-    flat = recipe.stack.fsdp_padding == "flat" and not recipe.stack.flattens_gradients
-    if not (recipe.reenters and recipe.shards_weights and flat and recipe.adapters):
-        return none
-    layers = total(
-        (n * above(k.dropped_bytes, 0, 1 + none, none) for n, k in zip(stage.layers, parts.kinds, strict=True)), none
-    )
-    return named(maximum(layers - 2, none) * parts.stream_bytes, "gradients of layers' inputs that hooks hold")
+    if not (reentrant_fsdp(recipe) and recipe.adapters):
+        return 0 * parts.stream_bytes * stage.count
+    others = maximum(layers_again(parts, stage) - 2, 0 * stage.count)
+    return named(others * parts.stream_bytes, "gradients of layers' inputs that hooks hold")
