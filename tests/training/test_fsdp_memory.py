@@ -255,3 +255,18 @@ def test_no_layer_is_prefetched_around_reentrant_checkpoints(
     )
     parts, (stage, *_) = report.evaluation.parts, report.evaluation.stages
     assert units_at_once(report.case.recipe, parts, stage) == units
+
+
+@pytest.mark.parametrize(
+    ("stack", "shows"), [("transformers-2024", True), ("transformers-2025", True), ("fsdp2", False)]
+)
+def test_gathers_show_where_peft_wraps_adapters(stack: str, shows: bool) -> None:
+    """Under peft's policy the unit ahead of a layer is a matrix of an adapter, behind which no layer's gather hides."""
+    plan = Plan(sharding="fsdp", recompute="full", micro_batch=2, dp=8)
+    job = Training(seq_len=8192, global_batch=16, adapter="lora", rank=16)
+    found = find_stack(stack)
+    seconds = [
+        train(LLAMA, Cluster.parse("8xa100-pcie-80gb"), plan, job, TrainingOptions(stack=one)).step_seconds
+        for one in (found, replace(found, fsdp_adapters=False))
+    ]
+    assert (seconds[0] > 1.02 * seconds[1]) is shows
