@@ -166,6 +166,25 @@ def test_a_prompt_of_todays_llama_cpp_is_near(
     assert 0.6 <= measured / found <= 1.4
 
 
+@pytest.mark.parametrize(
+    ("model", "device", "weights", "before", "step", "measured"),
+    [
+        ("llama-3-8b", "rx-7900-xtx", "q4_k_m", 4096, 512, 2693),  # github.com/ggml-org/llama.cpp pull 26284
+        ("gpt-oss-20b", "strix-halo", "mxfp4", 32768, 2048, 1003),  # github.com/kyuz0/amd-strix-halo-toolboxes
+        ("gpt-oss-120b", "strix-halo", "mxfp4", 32768, 2048, 589),
+    ],
+)
+def test_prompts_behind_a_context_on_rdna_are_near(
+    model: str, device: str, weights: str, before: int, step: int, measured: float
+) -> None:
+    """Attention of prompts on RDNA 3 reaches 0.285 of the peak: tokens a second are within 12 %."""
+    job = Serving(
+        input_tokens=2048 + before, prefix_tokens=before, output_tokens=1, weights=weights, max_batched_tokens=step
+    )
+    seconds = ask(model, replace(job, batch=1), Plan(), device, engine="llama.cpp").ttft_seconds
+    assert abs(seconds * measured / 2048 - 1) <= 0.12
+
+
 def test_the_file_of_gpt_oss_is_as_large_as_published() -> None:
     """Experts in mxfp4 and the rest in q8_0 are 11.27 GiB, the file of ggml-org, where the checkpoint has 12.8."""
     job = Serving(batch=1, input_tokens=64, output_tokens=1, weights="mxfp4")
