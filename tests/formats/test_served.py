@@ -413,6 +413,8 @@ def test_a_prefix_cache_beside_eager_launches_is_left_out_aloud(line: str, off: 
         ("sglang", "sglang-prefix-cache", "--tp-size", "--disable-radix-cache"),
         ("vllm", "vllm-eager", "--enforce-eager", "--disable"),
         ("sglang", "sglang-eager", "--disable-cuda-graph", "--enforce-eager"),
+        ("vllm", "vllm-synchronous", "--no-async-scheduling", "--enforce-eager"),
+        ("sglang", "sglang-synchronous", "--disable-overlap-schedule", "--disable-cuda-graph"),
     ],
 )
 def test_an_engine_that_is_told_what_it_does_not_do_by_itself(target: str, engine: str, there: str, gone: str) -> None:

@@ -7,11 +7,12 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
-from shardwise.serving import InferReport, ServingOptions, find_engine, infer
-from shardwise.serving.load import LoadOptions, serve
+from shardwise.serving import InferReport, ServingOptions, find_engine, infer, launched_engine
+from shardwise.serving.load import LoadOptions, policy_for, serve
 
 MODEL, CLUSTER = load_model("llama-3.1-8b"), Cluster.parse("1xh100-sxm-80gb")
 SECONDS = find_engine("vllm").host.between_seconds
+ONE = Workload(input_tokens=Length(mean=128), output_tokens=Length(mean=64), arrivals=Arrivals(kind="closed", users=4))
 
 
 def test_releases_that_schedule_after_each_step_take_as_much_longer() -> None:
@@ -37,6 +38,21 @@ def test_a_server_that_is_told_not_to_schedule_ahead_takes_them_too() -> None:
     )
     assert ahead == usual
     assert late - usual == pytest.approx(SECONDS, rel=0.1)
+
+
+@pytest.mark.parametrize(("engine", "seconds"), [("vllm", 0.43e-3), ("sglang", 0.74e-3)])
+def test_a_launch_that_does_not_schedule_ahead_is_an_engine_of_its_own(engine: str, seconds: float) -> None:
+    """--no-async-scheduling and --disable-overlap-schedule: each token takes what lies between two steps longer."""
+    one = launched_engine(engine, "synchronous")
+    assert one == f"{engine}-synchronous"
+    job = Serving(input_tokens=128, output_tokens=64)
+    late, ahead = (_of(job, name).tpot_seconds for name in (one, engine))
+    assert late - ahead == pytest.approx(seconds, rel=1e-6)
+    policies = [
+        policy_for(infer(MODEL, CLUSTER, Plan(), job, ServingOptions(engine=name)).case, job, ONE, LoadOptions())
+        for name in (one, engine)
+    ]
+    assert [policy.async_scheduling for policy in policies] == [False, True]
 
 
 def test_guesses_that_a_release_does_not_schedule_ahead_of_take_them() -> None:

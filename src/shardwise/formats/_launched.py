@@ -253,11 +253,20 @@ class LaunchLine:
             return engine
 
     def eager(self, engine: str, model: str) -> str:
-        """Return an engine that captures no graphs, whose entry has no prefix cache: said where that matters."""
-        eager = launched_engine(engine, "eager")
+        """Return an engine that captures no graphs."""
+        return self._uncached(engine, "eager", model)
+
+    def synchronous(self, engine: str, model: str, keys: Iterable[str]) -> str:
+        """Return an engine that schedules a step when the one before it has ended, which a line says by `keys`."""
+        self.follow(keys, "engine")
+        return self._uncached(engine, "synchronous", model)
+
+    def _uncached(self, engine: str, what: str, model: str) -> str:
+        """Return an engine as a launch has it whose entry has no prefix cache: said where that matters."""
+        other = launched_engine(engine, what)
         if self.caching(engine, model) != engine:
-            self.assumed.append(f"no prefix cache beside {eager}: with it fewer requests fit in the cache")
-        return eager
+            self.assumed.append(f"no prefix cache beside {other}: with it fewer requests fit in the cache")
+        return other
 
     def wide(self, model: str) -> str:
         """Return the type of weights that a line says with that of activations, empty where they are stored narrower.

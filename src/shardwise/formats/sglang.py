@@ -89,6 +89,8 @@ def words_of(one: Deployment) -> Words:
         words[_CAPTURED] = one.job.captured_sequences
     elif one.job.captured_sequences == 0:
         words[_UNCAPTURED] = True
+    if "synchronous" in one.report.case.engine.launched_with:
+        words["--disable-overlap-schedule"] = True
     if one.role:
         words["--disaggregation-mode"] = one.role
     refuse(launch_types)
@@ -160,10 +162,15 @@ def _depth(line: LaunchLine, method: str) -> tuple[int, int]:
 
 
 def _engine(line: LaunchLine, model: str) -> str:
-    """Return the engine by what a line switches off: captured graphs, or the prefix cache, of which one is told."""
+    """Return the engine by what a line switches off, of which one is told.
+
+    Captured graphs, then steps that are scheduled ahead, then the prefix cache.
+    """
     off = line.flag("--disable-radix-cache")
     if line.flag("--disable-cuda-graph") or (_no_graphs(line, _DECODING) and _no_graphs(line, _PROMPTS)):
         return line.eager("sglang", "" if off else model)
+    if line.flag("--disable-overlap-schedule"):
+        return line.synchronous("sglang", "" if off else model, ("--disable-overlap-schedule",))
     return "sglang" if off else line.caching("sglang", model)
 
 

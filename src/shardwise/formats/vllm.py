@@ -89,6 +89,8 @@ def words_of(one: Deployment) -> Words:
         words["--speculative-config"] = json.dumps(speculation | ({"model": draft} if draft else {}))
     if one.report.case.engine.host.eager_decode:
         words["--enforce-eager"] = True
+    if "synchronous" in one.report.case.engine.launched_with:
+        words["--no-async-scheduling"] = True
     if one.job.kv_cache_memory:
         words["--kv-cache-memory-bytes"] = math.ceil(one.job.kv_cache_memory)
     if one.job.language_model_only:
@@ -166,10 +168,15 @@ def _items_of(stated: Any) -> bool:
 
 
 def _engine(line: LaunchLine, model: str) -> str:
-    """Return the engine by what a line switches off: captured graphs, or the prefix cache, of which one is told."""
+    """Return the engine by what a line switches off, of which one is told.
+
+    Captured graphs, then steps that are scheduled ahead, then the prefix cache.
+    """
     off = line.flag("--no-enable-prefix-caching") or line.values.get("--enable-prefix-caching") == "false"
     if line.flag("--enforce-eager") or _captures_nothing(line):
         return line.eager("vllm", "" if off else model)
+    if line.flag("--no-async-scheduling") or line.values.get("--async-scheduling") == "false":
+        return line.synchronous("vllm", "" if off else model, ("--no-async-scheduling", "--async-scheduling"))
     return "vllm" if off else line.caching("vllm", model)
 
 

@@ -114,7 +114,7 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
     )
     if keeps_states(case.model.kinds):
         policy = policy.of_states(state_block(case))
-    if job.speculative_method in engine.host.between_methods:
+    if engine.host.schedules_between(job.speculative_method):
         policy = replace(policy, async_scheduling=False)
     settings = {name: getattr(options, name) for name in ("async_scheduling", "balance_steps", "receive_steps")}
     policy = replace(policy, batch_wait=options.batch_wait, **{n: v for n, v in settings.items() if v is not None})
