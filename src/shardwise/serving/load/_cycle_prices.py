@@ -196,9 +196,14 @@ class CycleSteps:
         return np.maximum(self.policy.step_tokens - tokens, 1.0)
 
     @cached_property
+    def _shared(self) -> Any:
+        """Whether experts take the tokens of several batches: else their seconds are those of the only one."""
+        return (self.batches.many > 1) & ~self.batches.piped
+
+    @cached_property
     def _routed(self) -> Any:
-        """Seconds of experts, which take the tokens of all groups: 0 in a pipeline."""
-        return np.where(self.batches.piped, 0.0, self.added.experts)
+        """Seconds of experts, where they take the tokens of all groups; else 0."""
+        return np.where(self._shared, self.added.experts, 0.0)
 
     @cached_property
     def _new(self) -> tuple[Any, Any]:
@@ -242,7 +247,7 @@ class CycleSteps:
         batches, pieces, tokens = self.batches, self._pieces, self.counts * self.verified
         means, alone = pieces.own.mean(axis=0), pieces.alone
         ahead = (self.added.ahead - self._routed[:, -1]).mean(axis=0) / pieces.each_prompt
-        decode_parts = self.decode - np.where(batches.piped, 0.0, self.prompts.expert(tokens))
+        decode_parts = self.decode - np.where(self._shared, self.prompts.expert(tokens), 0.0)
         # What a step has no room for runs in the next, with those that came later.
         fits = self._fits(pieces.size)
         fit = np.maximum(np.floor(fits), 1.0)
@@ -291,7 +296,7 @@ class CycleSteps:
             routed = self.prompts.expert(tokens + prompts * size / many) - self.prompts.expert(tokens)
         else:
             routed = self.prompts.expert((prompts * size + (many - some) * tokens) / many)
-        return np.where(self.batches.piped, 0.0, routed)
+        return np.where(self._shared, routed, 0.0)
 
     def _full_chance(self, prompts: Any) -> Any:
         """Return how likely the step of a batch is full where so many prompts come to it in a cycle.
