@@ -591,6 +591,15 @@ def test_experts_of_the_only_batch_make_long_prompts_longer(seed: int, within: f
         assert steady.ttft_seconds == pytest.approx(row["means"][load]["ttft"], rel=within), load
 
 
+@pytest.mark.parametrize("seed", [210, 1005])
+def test_prompts_that_run_one_after_another_have_their_tokens_one_by_one(seed: int) -> None:
+    """Steps of a single prompt each, before any decode step: a first token does not wait for those behind it."""
+    fleet, row = drawn_of("replica", seed).fleet, stored_run("replica", seed)
+    for load in ("0.5", "0.7"):
+        steady = fleet.at(float(load) * row["served"])
+        assert steady.ttft_seconds == pytest.approx(row["means"][load]["ttft"], rel=0.015), load
+
+
 def test_who_decodes_beside_prompts_that_are_cut_is_as_many_as_their_answers_outlast() -> None:
     """Answers of 150 tokens beside prompts of five steps, whose queue is over after as many: tokens within 5 %.
 

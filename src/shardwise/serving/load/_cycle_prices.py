@@ -265,7 +265,7 @@ class CycleSteps:
         longest, spread, mean, experts, some, steps = (np.stack(one) for one in zip(*rows, strict=True))
         return CyclePrices(
             longest=longest, spread=spread, mean=mean, experts=experts, decode=decode_parts, with_prompts=some,
-            pieces=pieces.each_prompt, steps=steps if self.policy.mixed else 1.0,
+            pieces=pieces.each_prompt, steps=steps,
             variance=np.where(batches.piped | (batches.many == 1), pieces.alone.var(axis=0), 0.0),
             lanes=self._lanes(means, (ahead, alone), fit, decode_parts) if batches.piped.any() else None,
             apart=float(crowd.apart > 1 - EQUAL), together=crowd.bunch,

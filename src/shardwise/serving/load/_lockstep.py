@@ -25,7 +25,7 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import FULL
 from shardwise.serving.load._batches import Batches, piled_chance
-from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled
+from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled, Wholes, over_both, sums_of
 from shardwise.serving.load._pipeline import in_lanes
 from shardwise.units import counted
 
@@ -82,6 +82,8 @@ class CycleMix:
     """Mean square of the time between two cycles in which prompts may start, over that of cycles."""
     own: Any
     """The cycle in which a prompt runs that has arrived."""
+    left: Any
+    """What of it is left as its own step ends."""
     alone: Any
     """`Cycles.share` in the mean over cycles."""
 
@@ -98,6 +100,8 @@ class Cycles:
     """Mean square of a cycle."""
     after: Any
     """A cycle with one prompt more."""
+    left: Any
+    """What of it is left as the step of a prompt ends, where prompts of one batch fill several."""
     more: Any
     """What a cycle takes longer for each prompt more in the mean."""
     share: Any
@@ -187,11 +191,14 @@ class Cycles:
         square = cycle**2 + (square - cycle**2) * (1 - two**2) / (1 - keeps**2)
         # Who arrives sees more of long cycles.
         whole, quick = (square - short * self.decode**2), np.asarray(short * self.decode / cycle)
-        later = self.look(self.after, rate * whole / np.maximum((1 - quick) * cycle, 1e-12))
-        own = quick * self._read(self.after, quiet) + (1 - quick) * later
+        later = self._spot(rate * whole / np.maximum((1 - quick) * cycle, 1e-12))
+        own, left = (
+            quick * self._read(each, quiet) + (1 - quick) * self._read(each, later) for each in (self.after, self.left)
+        )
         alone = short * self._read(self.share, quiet) + (1 - short) * self._read(self.share, going)
         return CycleMix(
-            none=none, some=some, short=short, keeps=keeps, two=two, cycle=cycle, square=square, own=own, alone=alone
+            none=none, some=some, short=short, keeps=keeps, two=two, cycle=cycle, square=square, own=own, left=left,
+            alone=alone,
         )  # fmt: skip
 
     def held_back(self, at: CycleMix, rate: Any, steps: Any, in_turns: bool) -> CycleMix:
@@ -220,7 +227,7 @@ class Cycles:
         own = late * self._read(self.after, spot) + (1 - late) * all_have.look(all_have.after, together)
         other = replace(
             at, none=together, some=together, short=short, keeps=0.0 * wait, two=0.0 * wait, cycle=cycle,
-            square=2 * rest * cycle, own=own, alone=(1 - short) * share,
+            square=2 * rest * cycle, own=own, left=self._read(self.left, spot), alone=(1 - short) * share,
         )  # fmt: skip
         return CycleMix(
             **{f.name: np.where(wait <= 1, getattr(at, f.name), getattr(other, f.name)) for f in fields(CycleMix)}
@@ -319,68 +326,16 @@ def _crossing(function: Callable[[Any], Any], like: Any) -> Any:
     return np.where(below < 0, below + _MEANS[low], np.where(over > 0, beyond, between))
 
 
-def _sums(weights: Any, values: Any) -> Any:
-    """Return sums over the first axis; threads of a GEMM would cost more than they bring."""
-    return np.einsum("mk,kln->mln", weights, values)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Wholes:
-    """Cycles with none and `PRICED` prompts: arrays [prompts, layout, place], squares of what they differ without."""
-
-    whole: Any
-    own: Any
-    square: Any
-    spread: Any
-    share: Any
-
-    @staticmethod
-    def of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) -> _Wholes:
-        """Return what cycles take, that of a prompt in them, and batches that run prompts alone."""
-        batches, piped, k = every.many, every.piped, np.array(PRICED, float)[:, None, None]
-        steps, none = prices.with_prompts / batches, np.zeros((1, *decode.shape))
-        if policy.mixed:
-            longest, stages = prices.longest, prices.mean * k / batches
-            several = np.where(piped | (batches == 1), 1.0, prices.steps)
-            joined = decode * several + prices.longest + prices.experts
-            share = none + 1 - several + 0 * k
-        else:
-            longest = np.maximum(prices.longest, np.where(steps < 0.999, prices.decode, 0.0)) - prices.decode
-            stages = prices.mean * k / batches - steps * prices.decode
-            joined = prices.decode + longest + prices.experts
-            share = none + steps
-        behind = (1 - 1 / batches) * longest
-        whole = np.concatenate([decode[None], np.where(piped, decode + stages + behind, joined)])
-        # Steps that follow each other are through all stages as soon as if each was alone.
-        own = np.concatenate([decode[None], joined])
-        zero = none + 0.0 * decode
-        return _Wholes(
-            whole=whole, own=own, square=whole**2, spread=np.concatenate([zero, prices.spread + none]),
-            share=np.concatenate([zero, share]),
-        )  # fmt: skip
-
-
-def _over_both(weights: Any, some: _Wholes, other: tuple[_Wholes, Any, Any] | None) -> _Wholes:
-    """Return sums of cycles over weights; where there are others, so likely at each mean and number of prompts."""
-    every = {f.name: _sums(weights, getattr(some, f.name)) for f in fields(_Wholes)}
-    if other is not None:
-        wholes, likely, share = other
-        for name in every:
-            less = getattr(wholes, name) - getattr(some, name)
-            every[name] = every[name] + share * np.einsum("mk,mkl,kln->mln", weights, likely, less)
-    return _Wholes(**every)
-
-
 def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy, other: Piled | None = None) -> Cycles:
     """Return the tables of layouts, each with its batches."""
     batches, piped, (weights, after) = every.many, every.piped, _weights()
-    some, others = _Wholes.of(prices, decode, every, policy), None
+    some, others = Wholes.of(prices, decode, every, policy), None
     if other is not None:
         waits = [piled_chance(k, _MEANS, every, policy) for k in PRICED]
         likely = np.stack([0 * waits[0], *waits], 1)
         likely = np.where((piped | (batches == 1))[:, 0], 0.0, likely)
-        others = _Wholes.of(other.prices, decode, every, policy), likely, other.share
-    sums = _over_both(weights, some, others)
+        others = Wholes.of(other.prices, decode, every, policy), likely, other.share
+    sums, one_more = over_both(weights, some, others), over_both(after, some, others)
     mean, none = sums.whole, _CHANCES[:, None, None]
     # Of cycles with prompts, whose longest differ, too.
     second = sums.square + sums.spread - none * decode**2
@@ -389,12 +344,12 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy, 
     means, share = _MEANS[:, None, None], sums.share
     if prices.lanes is not None:
         longer, busy = (
-            _sums(_between_lanes(), each)
+            sums_of(_between_lanes(), each)
             for each in in_lanes(_LANE_MEANS, prices.lanes, batches, prices.apart, policy.mixed)
         )
         mean, share = np.where(piped, decode + longer, mean), np.where(piped, busy, share)
     return Cycles(
         batches=batches, decode=decode, mean=mean, pieces=prices.pieces, more=np.gradient(mean, _MEANS, axis=0),
-        square=sums.square + means * prices.variance, cv=cv, after=_over_both(after, some, others).own,
+        square=sums.square + means * prices.variance, cv=cv, after=one_more.own, left=one_more.left,
         share=share, together=prices.together,
     )  # fmt: skip

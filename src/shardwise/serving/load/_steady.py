@@ -286,13 +286,13 @@ class Replicas:
         # Who comes to a group where a prompt is cut waits for the pieces that fill its steps; others go elsewhere.
         busy = np.minimum(prompts * cycles.pieces * at.own, FULL) if policy.balances == "turns" else 0.0
         cut = (self.batches.many > 1) & ~self.batches.piped & policy.chunked
-        behind = np.where(cut, prompts * p.behind * at.own**2 / (1 - busy), 0.0)
-        following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0)
+        behind = np.where(cut, prompts * p.behind * at.own**2 / (1 - busy), 0.0 * own)
+        following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0) / (1 - at.two)
         times = BatchTimes(
-            decode=cycles.decode, prompts=step - cycles.decode, lingering=following / (1 - at.two),
-            lingering_per_step=following / (1 - at.two) * self.moments.inverse_steps, over=1 + 0 * step,
+            decode=cycles.decode, prompts=step - cycles.decode, lingering=following + at.left,
+            lingering_per_step=(following + at.left) * self.moments.inverse_steps, over=1 + 0 * step,
             load=np.where(self.batches.many > 1, 1 - cycles.decode / step, at.keeps),
-            rest=rest, own=own, others=behind + 0.0 * own, empty=p.alone + 0 * step, placed=at.cycle * p.pieces,
+            rest=rest, own=own - at.left, others=behind, empty=p.alone + 0 * step, placed=at.cycle * p.pieces,
         )  # fmt: skip
         return gathered(times, rate, p, policy, (self.moments, self.batches)) if policy.batch_wait[0] else times
 
