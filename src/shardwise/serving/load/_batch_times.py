@@ -303,15 +303,25 @@ def first_token(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) -> 
     )
 
 
-def slot_factor(busy: X, slots: X, cv2: float) -> X:
+def served_cv2(load: X, by_cache: X, moments: LengthMoments) -> X:
+    """Return the squared cv of the seconds in which a full batch serves a request, of which prompts take such a share.
+
+    Its decode steps differ as answers do, and its prompt as prompts do. What holds more of a full cache takes as much
+    more of it (`by_cache` 1).
+    """
+    steps = (1 + moments.output_cv2) * (1 + by_cache * moments.held_cv2) - 1
+    return (1 - load) * (1 - load) * steps + load * load * (moments.new_cv2 - 1)
+
+
+def slot_factor(busy: X, slots: X, cv2: X) -> X:
     """Return the wait for one of m servers over that of M/M/m, for service times of a squared cv.
 
     Cosmetatos 1975 for constant times, Bjorklund and Elldin 1964 between.
     """
     slots_4 = raised(2.0, log2(4 + 5 * slots) / 2) - 2
     constant = 0.5 * (1 + maximum(1 - busy, 0.0) * (slots - 1) * slots_4 / (16 * busy * slots))
-    share = min(cv2, 1.0)
-    return share * max(cv2, 1.0) + (1 - share) * constant
+    share = minimum(cv2, 1.0)
+    return share * maximum(cv2, 1.0) + (1 - share) * constant
 
 
 def mean_of(values: Any, chance: Any, past: Any, name: str) -> Any:

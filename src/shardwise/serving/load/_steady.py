@@ -34,6 +34,7 @@ from shardwise.serving.load._batch_times import (
     poisson_of,
     prompt_seconds,
     run_ends,
+    served_cv2,
     slot_factor,
 )
 from shardwise.serving.load._batches import EQUAL, Batches
@@ -348,8 +349,8 @@ class Replicas:
         empty = np.maximum(1 - chance.sum(axis=-1) - past, 0.0)
         # Prompts that run hold places too, in a stage of their own before the decode steps.
         placed = ratio + rate[:, None] * pace.placed / n
-        bunches = (weighted / (1 - load)).sum(axis=-1) / weighted.sum(axis=-1)
-        waiting = self._waiting(rate, (placed, width, tail), scale * (weighted.sum(axis=-1) + beyond), bunches, turns)
+        whole = scale * (weighted.sum(axis=-1) + beyond)
+        waiting = self._waiting(rate, (placed, width, tail), whole, load[:, -1], turns)
         causes = ((WAITS[3], pace.rest), (OWN_PROMPT, pace.own), (MATES, pace.others))
         ttft = sum(mean_of(value, chance, past, name) for name, value in causes)
         ttft = ttft + called(empty * pace.empty[:, 0], "where nobody else is") + called(waiting, "waiting for a place")
@@ -370,10 +371,10 @@ class Replicas:
         values = {k: np.where(stable, v, math.inf) for k, v in values.items()}
         return Steady(full_seconds=self.full_seconds, carried_seconds=self.carried_seconds, rate=rate, **values)
 
-    def _waiting(self, rate: Any, shape: tuple[Any, Any, Any], whole: Any, bunches: Any, turns: Any) -> Any:
-        """Return mean seconds of a wait for a place among the sequences, of requests that come in bunches.
+    def _waiting(self, rate: Any, shape: tuple[Any, Any, Any], whole: Any, load: Any, turns: Any) -> Any:
+        """Return mean seconds of a wait for a place among the sequences, of which prompts take such a share if full.
 
-        Allen and Cunneen 1978: half the squared cv of arrivals, which is that of the bunches, adds to half of service.
+        Requests come one by one, however many of those who have a place begin together.
         """
         ratio, width, tail = shape
         most = self.prices.counts[:, -1]
@@ -385,15 +386,15 @@ class Replicas:
         tail = np.where(self.batches.lanes > 1, full + (tail - full) / many, tail)
         likely, beyond = self._likely(ratio, width + (fitting * self.moments.held_cv2)[:, None], tail)
         chance = whole * likely[:, -1] / self._together / ((likely * self._weights).sum(axis=-1) + beyond)
-        factor = slot_factor(tail, most, self.moments.output_cv2) + (bunches - 1) / 2
-        return chance * tail / (1 - tail) ** 2 * factor * self._pooled(turns) / rate
+        apart = served_cv2(load, fitting, self.moments)
+        return chance * tail / (1 - tail) ** 2 * slot_factor(tail, most, apart) * self._pooled(apart, turns) / rate
 
     @property
     def _together(self) -> Any:
         """Groups whose places are as good as those of one: one more in each of them is so many requests more."""
         return 1.0 if self.policy.balances == "turns" else self.batches.groups
 
-    def _pooled(self, turns: Any) -> Any:
+    def _pooled(self, apart: Any, turns: Any) -> Any:
         """The wait for a place over that of a group alone: of all places together, or of Erlang arrivals (in turns)."""
-        cv2 = self.moments.output_cv2 if self.policy.balances == "turns" else 0.0
+        cv2 = apart if self.policy.balances == "turns" else 0.0
         return (1 / self.batches.many[:, 0] / turns + cv2) / (1 + cv2)
