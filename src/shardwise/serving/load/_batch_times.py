@@ -18,8 +18,6 @@ FULL = 0.97
 _ROUNDS = 8
 # Of a random walk of normal steps, in their standard deviations (Siegmund 1979): -zeta(1/2) / sqrt(2 pi).
 _OVERSHOOT = 0.5826
-# Places and weights of a mean over a whole (Gauss and Legendre, three points).
-_GAUSS = ((0.5 - math.sqrt(0.15), 5 / 18), (0.5, 8 / 18), (0.5 + math.sqrt(0.15), 5 / 18))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,13 +184,15 @@ def _over_before(moments: LengthMoments, while_left: X, busy: X) -> tuple[X, X, 
     means over answers.
     """
     slower = 2 * maximum(busy, 0.05)
-
-    def over(steps: float) -> X:
-        return 1 - raised(2.0, log2(1 + slower * steps / while_left) / slower * -1)
-
-    ends = [over(steps) for steps in moments.answers]
+    # What is left, 1 / (1 + slower x)^(1 / slower), is integrated over x; where all are half busy to a logarithm.
+    power = 1 - 1 / slower + 1e-9
+    grown = [log2(1 + slower * steps / while_left) for steps in moments.answers]
+    ends = [1 - raised(2.0, one / slower * -1) for one in grown]
     per_step = [one / steps for one, steps in zip(ends, moments.answers, strict=True)]
-    within = [over(steps * at) * share for steps in moments.answers for at, share in _GAUSS]
+    within = [
+        minimum(1 - (raised(2.0, one * power) - 1) / power * while_left / (slower * steps), end)
+        for one, end, steps in zip(grown, ends, moments.answers, strict=True)
+    ]
     many = len(ends)
     return sum(ends[1:], ends[0]) / many, sum(per_step[1:], per_step[0]) / many, sum(within[1:], within[0]) / many
 
