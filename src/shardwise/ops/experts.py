@@ -34,10 +34,10 @@ def _looped(y: Layout[X], moe: MoE, op: Op[X], kernels: int) -> Op[X]:
     return replace(op, kernels=kernels * moe.experts) if looped else op
 
 
-def _launch_seconds(y: Layout[X], e: Experts[X]) -> X | float:
-    """Return the seconds in which the host quantises the rows of each local expert and launches its GEMM."""
+def _launch_seconds(y: Layout[X]) -> float:
+    """Return the seconds in which the host quantises the rows of one expert and launches its GEMM."""
     narrow = y.work.phase == "train" and y.work.dtype not in ("fp32", "tf32", *WIDE_DTYPES)
-    return e.local * y.stack.narrow_expert_seconds if narrow and y.stack.narrow_expert_seconds else 0.0
+    return y.stack.narrow_expert_seconds if narrow else 0.0
 
 
 def has_fp32_experts(autocast: bool, tuning: Tuning | None) -> bool:
@@ -82,7 +82,8 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: LinearShape[X], sour
         rows=e.rows / maximum(e.hit, 1), columns=n, inner=k, batch=e.hit, weights=tuple(weights), reads=(source,),
         saves=(replace(source, read_for="weight"),), model_flops=2 * e.fair * n * k, dtype=y.work.dtype,
         output_bytes=y.a * e.rows * n,
-        host_seconds=_launch_seconds(y, e), role=shape.role, modules=shape.modules, vector_units=unfused,
+        host_seconds=e.local * each if (each := _launch_seconds(y)) else 0.0, role=shape.role, modules=shape.modules,
+        vector_units=unfused,
     )  # fmt: skip
 
 
