@@ -289,7 +289,7 @@ def test_fewer_watts_for_a_peak_leave_less_of_it(device: str, share: float) -> N
 
 @pytest.mark.parametrize(("device", "teraflops"), [("l20", 110e12), ("l40", 166e12), ("rtx-4090", 164.5e12)])
 def test_cards_of_half_the_rate_of_l40s_reach_it(device: str, teraflops: float) -> None:
-    """Products last at 105 to 115 TFLOP/s on L20 (CUDA-Learn-Notes), at 163 to 166 on RTX 4090; L40 keeps L20's share."""
+    """Products last at 105 to 115 TFLOP/s on L20 (CUDA-Learn-Notes), 163 to 166 on RTX 4090; L40 keeps L20's share."""
     reached = rates_of(find_device(device).device, "bf16", 0.0, Efficiencies()).matmul_flops
     assert float(reached) == pytest.approx(teraflops, rel=0.02)
 

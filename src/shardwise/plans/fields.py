@@ -204,12 +204,7 @@ TRAINING: tuple[Field, ...] = (
     _counted(
         "adapter_precision", "choice", "type of adapters; left out, the framework's own", choices=("fp32", "bf16")
     ),
-    _counted(
-        "base",
-        "choice",
-        "format of the frozen matrices, nf4 of --qlora; left out, 16 bits",
-        choices=base_names(),
-    ),
+    _counted("base", "choice", "format of frozen matrices, as nf4 (--qlora); left out, 16 bits", choices=base_names()),
     _counted(
         "trains",
         "words",
