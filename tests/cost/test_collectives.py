@@ -33,6 +33,14 @@ def net(devices: int = 64, device: str = "a100-sxm-80gb", imposed: Efficiencies 
     return network_of(Cluster.parse(f"{devices}x{device}", options), imposed)
 
 
+def test_a_switch_that_reduces_needs_no_measured_all_reduce() -> None:
+    """A cluster whose first tier reduces in its switch has rates on devices without a measured all-reduce, too."""
+    cluster = Cluster.parse("8xgaudi2")
+    tiers = tuple(replace(tier, in_network=True) for tier in cluster.tiers)
+    links = network_of(replace(cluster, tiers=tiers), Efficiencies()).links
+    assert links[0].in_network and links[0].trees_bytes_per_second == 0.0
+
+
 @pytest.mark.parametrize(
     ("verb", "group", "seconds"),
     [
