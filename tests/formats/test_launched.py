@@ -128,6 +128,9 @@ LINES = {
     "a prefix cache divides what layers of two kinds keep": (
         "sglang serve --model-path openai/gpt-oss-20b", {"engine": "sglang-prefix-cache"}, 1,
     ),
+    "the command of TensorRT-LLM's server by its name": (
+        "trtllm-serve serve Qwen/Qwen3-30B-A3B --tp_size 8 --ep_size 8", {"model": "Qwen/Qwen3-30B-A3B", "ep": 8}, 8,
+    ),
     "it is switched off": (
         "sglang serve --model-path openai/gpt-oss-20b --disable-radix-cache", {"engine": "sglang"}, 1,
     ),

@@ -282,7 +282,8 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     >>> one.num_devices, one.values["max_sequences"]
     (2, 256)
     """
-    line = LaunchLine(words, "trtllm.toml", source)
+    # The command of `trtllm-serve` that is meant where none is named (tensorrt_llm/commands/serve.py).
+    line = LaunchLine(words[1:] if words[:1] == ["serve"] else words, "trtllm.toml", source)
     line.add(_options(line, files))
     for flag in _OVERRIDES:
         line.add(_settings(line.tree(flag)))
