@@ -128,6 +128,16 @@ LINES = {
     "a prefix cache divides what layers of two kinds keep": (
         "sglang serve --model-path openai/gpt-oss-20b", {"engine": "sglang-prefix-cache"}, 1,
     ),
+    "tokens sent to experts put them on all ranks": (
+        "sglang serve --model-path deepseek-ai/DeepSeek-V3 --tp 16 --dp 16 --enable-dp-attention "
+        "--moe-a2a-backend deepep --ep 2", {"ep": 16, "etp": 1}, 16,
+    ),
+    "by a flag of older releases too": (
+        "sglang serve --model-path deepseek-ai/DeepSeek-V3 --tp 16 --enable-deepep-moe", {"ep": 16, "etp": 1}, 16,
+    ),
+    "not where nothing sends them": (
+        "sglang serve --model-path deepseek-ai/DeepSeek-V3 --tp 8 --moe-a2a-backend none", {"ep": 1, "etp": 8}, 8,
+    ),
     "the command of TensorRT-LLM's server by its name": (
         "trtllm-serve serve Qwen/Qwen3-30B-A3B --tp_size 8 --ep_size 8", {"model": "Qwen/Qwen3-30B-A3B", "ep": 8}, 8,
     ),

@@ -207,6 +207,17 @@ def _step_tokens(line: LaunchLine, groups: int) -> int:
     return chunk or (batch if batch < _USUAL_CHUNK else 0)
 
 
+def _spans_experts(line: LaunchLine) -> bool:
+    """Return whether tokens are sent to experts, which then lie on all ranks of tp whatever --ep-size says.
+
+    sglang 0.5.23 srt/arg_groups/overrides.py, _a2a_ep_size: every backend of all-to-alls but none. 0.4 had a flag for
+    DeepEP and one for experts on all ranks (srt/server_args.py, enable_deepep_moe and enable_ep_moe).
+    """
+    backend = line.word("--moe-a2a-backend")
+    older = [line.flag(name) for name in ("--enable-deepep-moe", "--enable-ep-moe")]
+    return backend not in ("", "none") or any(older)
+
+
 def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `-m sglang.launch_server`.
 
@@ -233,6 +244,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "dp": dp if dp > 1 else 0,
     }
     if model and line.experts(model):
+        ep = ranks if _spans_experts(line) else ep
         values |= {"ep": ep, "etp": max(ranks // ep, 1)}
     values |= {
         "weights": line.named("--quantization", _WEIGHTS) or line.wide(model),
