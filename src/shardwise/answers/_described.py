@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from shardwise.plans import DEGREES, Plan, group_shapes
-from shardwise.units import counted
+from shardwise.plans import DEGREES, Plan, Workload, group_shapes
+from shardwise.units import counted, show_seconds
 
 if TYPE_CHECKING:
     from shardwise.search import FrontPlan
@@ -95,3 +96,28 @@ def describe_deployment(report: InferReport) -> str:
     placed = [f"order {','.join(order)}"] if order != usual else []
     plan = [describe(report.plan), f"batch {report.job.batch}", *formats, *placed, *tiers_words(report)]
     return ", ".join([*plan, report.case.engine.name])
+
+
+def load_text(workload: Workload) -> str:
+    """Return what a deployment is asked in words: the rate, or the users and how long they think.
+
+    >>> from shardwise.plans import Arrivals, Length
+    >>> two = Arrivals(rate=5.0), Arrivals(kind="closed", users=100, think_seconds=10.0)
+    >>> [load_text(Workload(input_tokens=Length(mean=9), output_tokens=Length(mean=9), arrivals=one)) for one in two]
+    ['5.00 requests/s', '100 users who ask again after 10.00 s']
+    """
+    arrivals = workload.arrivals
+    if not arrivals.users:
+        return rate_text(arrivals.rate)
+    again = f" who ask again after {show_seconds(arrivals.think_seconds)}" if arrivals.think_seconds else ""
+    return f"{counted(arrivals.users, 'user')}{again}"
+
+
+def rate_text(value: float) -> str:
+    """Return a rate in words.
+
+    >>> rate_text(2.5), rate_text(0.01234)
+    ('2.50 requests/s', '0.012 requests/s')
+    """
+    digits = 2 if value >= 0.1 or value <= 0 else 1 - math.floor(math.log10(value))
+    return f"{value:,.{digits}f} requests/s"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
+from shardwise.answers._described import load_text, rate_text
 from shardwise.answers._energy import Energy, asked_energy, energy_lines, energy_tree
 from shardwise.answers._files import command_words, save_best
 from shardwise.answers._inputs import Inputs
@@ -16,7 +17,7 @@ from shardwise.answers._plan_page import rejected, with_notes
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import LOAD_WHOLES, SERVE_WORDS, load_search_flags
 from shardwise.answers._serve import classes_of, deployment_of, limits_of, simulated_again, workload_of
-from shardwise.answers._serve_page import chance_line, limit_lines, load_text, rate_text
+from shardwise.answers._serve_page import chance_line, limit_lines
 from shardwise.answers._value_lists import on_count, on_devices
 from shardwise.errors import InputError, Problems
 from shardwise.records import replace

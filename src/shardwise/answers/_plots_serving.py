@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._canvas import GREY, INK, RED, narrow, paper_width
-from shardwise.answers._described import describe
+from shardwise.answers._described import describe, load_text
 from shardwise.answers._plots import (
     Bar,
     bytes_unit,
@@ -24,7 +24,6 @@ from shardwise.answers._plots import (
 )
 from shardwise.answers._plots_bars import PHASE, SERVED, served_bars
 from shardwise.answers._plots_search import SERIES, key_below, side_by_side
-from shardwise.answers._serve_page import load_text
 from shardwise.search import ServingResult
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds

@@ -73,10 +73,12 @@ def _arrivals(inputs: Inputs) -> Arrivals:
     if not sources and (word == "burst" or inputs.bad & {*_SOURCES}):
         return Arrivals(kind="burst")
     if len(sources) != 1:
-        beside, none = "is given beside " + " and ".join(sources[1:]), "is missing: nothing says when requests arrive"
+        several, none = "is given beside " + " and ".join(sources[1:]), "is missing: nothing says when requests arrive"
         # A search takes no trace.
         ways = "--rate 50/s, --users 64" + ("" if inputs.command == "plan" else ", --trace FILE, --stages")
-        inputs.problems.add(sources[0] if sources else "rate", None, beside if sources else none, f"give one of {ways}")
+        inputs.problems.add(
+            sources[0] if sources else "rate", None, several if sources else none, f"give one of {ways}"
+        )
         return Arrivals(kind="burst")
     if sources == ["users"]:
         return Arrivals(kind="closed", users=inputs.values["users"], think_seconds=inputs.values.get("think"))

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shardwise.answers._described import rate_text
 from shardwise.answers._energy import Energy, energy_lines
 from shardwise.answers._page import FULL, Page, Segment, command_lines, show_chance
-from shardwise.plans import Workload
 from shardwise.serving.load import PERCENTILES, ServeReport, around
 from shardwise.units import counted, show_bytes, show_seconds, show_usd
 
@@ -18,31 +18,6 @@ if TYPE_CHECKING:
 
 _ROWS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end", "queue": "queueing"}
 _STYLES = ("blue", "green", "cyan", "yellow", "magenta")
-
-
-def load_text(workload: Workload) -> str:
-    """Return what a deployment is asked in words: the rate, or the users and how long they think.
-
-    >>> from shardwise.plans import Arrivals, Length
-    >>> two = Arrivals(rate=5.0), Arrivals(kind="closed", users=100, think_seconds=10.0)
-    >>> [load_text(Workload(input_tokens=Length(mean=9), output_tokens=Length(mean=9), arrivals=one)) for one in two]
-    ['5.00 requests/s', '100 users who ask again after 10.00 s']
-    """
-    arrivals = workload.arrivals
-    if not arrivals.users:
-        return rate_text(arrivals.rate)
-    again = f" who ask again after {show_seconds(arrivals.think_seconds)}" if arrivals.think_seconds else ""
-    return f"{counted(arrivals.users, 'user')}{again}"
-
-
-def rate_text(value: float) -> str:
-    """Return a rate in words.
-
-    >>> rate_text(2.5), rate_text(0.01234)
-    ('2.50 requests/s', '0.012 requests/s')
-    """
-    digits = 2 if value >= 0.1 or value <= 0 else 1 - math.floor(math.log10(value))
-    return f"{value:,.{digits}f} requests/s"
 
 
 def _spread(report: ServeReport, metric: str, quantile: str, seconds: float, of: str = "") -> str:

@@ -204,7 +204,7 @@ TRAINING: tuple[Field, ...] = (
     _counted(
         "adapter_precision", "choice", "type of adapters; left out, the framework's own", choices=("fp32", "bf16")
     ),
-    _counted("base", "choice", "format of frozen matrices, as nf4 (--qlora); left out, 16 bits", choices=base_names()),
+    _counted("base", "choice", "format of frozen matrices, nf4 of --qlora; left out, 16 bits", choices=base_names()),
     _counted(
         "trains",
         "words",
@@ -368,8 +368,8 @@ ALIASES = {
     "stack": "framework backend",
     "engine": "backend framework",
     "price": "cost dollars",
-    "tokens": "token_budget train_tokens num_tokens",
-    "samples": "dataset_size num_samples num_examples max_samples train_samples examples",
+    "tokens": "token_budget train_tokens",
+    "samples": "dataset_size num_samples num_examples max_samples train_samples",
     "epochs": "num_train_epochs num_epochs",
     "from": "deepspeed config_file",
     "prefix_tokens": "enable_prefix_caching",
