@@ -26,6 +26,18 @@ def test_answers_show_their_verdict_in_one_line() -> None:
     assert all("Report gpt2" in line for line in lines)
 
 
+def test_counts_messages_and_rooflines_show_in_one_line() -> None:
+    """What opens one answer is a line too, with what it is about."""
+    trained = sw.train(MODEL, CLUSTER, PLAN, JOB)
+    assert repr(sw.count(MODEL)) == "<CountReport gpt2: 124,439,808 parameters>"
+    assert "46,702,792,704 parameters, 12,879,925,248 active" in repr(sw.count(sw.load_model("mixtral-8x7b")))
+    assert repr(sw.comm(MODEL, CLUSTER, PLAN, JOB)).startswith(
+        "<CommReport gpt2 on 2 x h100-sxm-80gb: messages a step: dp"
+    )
+    assert repr(sw.comm(MODEL, sw.Cluster.parse("1xh100"), PLAN, JOB)).endswith("no messages>")
+    assert repr(sw.roofline(trained)).endswith(f" operators: {trained}>")
+
+
 def test_what_is_asked_of_shows_in_one_line() -> None:
     """A model, a cluster and a device at a prompt are a line each, not their layers and sources."""
     assert repr(sw.load_model("llama-3.1-8b")) == "<Model llama-3.1-8b: 32 layers of 4096, vocabulary of 128256>"

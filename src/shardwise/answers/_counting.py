@@ -103,7 +103,7 @@ class CountPart:
     rows: tuple[CountRow, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CountReport:
     """Counts of one model. Build one with `count`."""
 
@@ -112,6 +112,11 @@ class CountReport:
     plan: Plan
     cluster: Cluster | None
     efficiencies: Efficiencies = field(default_factory=Efficiencies)
+
+    def __repr__(self) -> str:
+        """Return the model and its parameters in one line."""
+        active = f", {self.active_parameters:,} active" if self.active_parameters != self.parameters else ""
+        return f"<CountReport {self.model.name}: {self.parameters:,} parameters{active}>"
 
     @cached_property
     def parameters(self) -> int:

@@ -116,13 +116,16 @@ class RooflinePoint:
         return self.seconds * self.times
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Roofline:
     """The operators of a report against the roofline of its device; `what` says what the shares are of."""
 
     report: TrainReport | InferReport
     points: tuple[RooflinePoint, ...]
     what: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"<Roofline of {len(self.points)} operators: {self.report}>"
 
     @cached_property
     def lost_seconds(self) -> float:

@@ -79,11 +79,17 @@ class AxisMessages:
     hidden_seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CommReport:
     """The communication of one training plan. Build one with `comm`."""
 
     report: TrainReport
+
+    def __repr__(self) -> str:
+        """Return the axes with the messages that a device sends over each in a step, in one line."""
+        sent = ", ".join(f"{name} {axis.messages_per_step:,.0f}" for name, axis in self.axes.items())
+        where = f"{self.report.case.model.name} on {self.plan.num_devices} x {self.report.case.cluster.device.name}"
+        return f"<CommReport {where}: {f'messages a step: {sent}' if sent else 'no messages'}>"
 
     def __post_init__(self) -> None:
         check_devices(self.plan)
