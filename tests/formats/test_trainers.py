@@ -1007,6 +1007,15 @@ def test_trl_scores_what_it_generated_where_it_may_be_of_another_policy(said: st
     assert sum(one.name == "old log-probabilities" for one in report.phases) == scored
 
 
+def test_a_module_is_the_program_that_a_launcher_starts(tmp_path: Path) -> None:
+    """What stands behind -m NAME are its arguments from the first on, though no file of Python is named."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    script = "torchrun --nproc_per_node 8 -m train --deepspeed ds.json --model_name_or_path Qwen/Qwen2.5-7B-Instruct "
+    (tmp_path / "run.sh").write_text(f"{script}--per_device_train_batch_size 3 --bf16 --block_size 4096\n")
+    case = import_file(tmp_path / "run.sh")
+    assert (case.num_devices, case.plan.sharding, case.plan.micro_batch) == (8, "zero3", 3)
+
+
 def test_a_case_of_a_file_times_its_rollouts_as_training_does() -> None:
     """What an import hands back predicts the whole step that `sw.train` predicts, and the training alone otherwise."""
     text = "model_name_or_path: Qwen/Qwen3-0.6B\nnum_generations: 8\nmax_completion_length: 512\n"

@@ -238,6 +238,9 @@ def _name(word: str) -> str:
     return word.partition("=")[0]
 
 
+_LAUNCHES = re.compile(r"python|torchrun|accelerate|deepspeed|^-m$")
+
+
 def _program(words: Sequence[str], known: Callable[[str], bool]) -> int:
     """Return the place of the program: the last Python file or module before the first argument that is known.
 
@@ -246,8 +249,20 @@ def _program(words: Sequence[str], known: Callable[[str], bool]) -> int:
     first = next(i for i, word in enumerate(words) if known(_name(word)))
     if words[0].startswith("--"):
         return -1
-    files = [i for i, word in enumerate(words[:first]) if word.endswith(".py")]
+    files = [i for i, word in enumerate(words[:first]) if word.endswith(".py") or _is_module(words, i)]
     return files[-1] if files else first - 1
+
+
+def _is_module(words: Sequence[str], at: int) -> bool:
+    """Return whether a word is a module that Python or a launcher of it is told to run, not a launcher's own.
+
+    >>> words = "python -m torch.distributed.run --nproc_per_node 8 -m mine.train --deepspeed ds.json".split()
+    >>> [word for i, word in enumerate(words) if _is_module(words, i)]
+    ['mine.train']
+    """
+    if at < 2 or words[at - 1] not in ("-m", "--module") or words[at].startswith(("torch.distributed.", "accelerate.")):
+        return False
+    return any(_LAUNCHES.search(word) for word in words[: at - 1])
 
 
 def _launch(words: Sequence[str], shell: Shell, source: str, program: str) -> Launch:
