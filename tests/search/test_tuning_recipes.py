@@ -45,6 +45,20 @@ def test_the_longest_sequence_fits_and_the_next_does_not(recompute: str) -> None
     assert more is not None and not more.fits
 
 
+def test_the_longest_sequence_takes_few_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first length that fits fills the card, those that do not fit lead to the longest as a line does."""
+    base, asked = changed(report(), {"recompute": "full"}), []
+    assert base is not None
+
+    def counted(one: TrainReport, changes: dict[str, int]) -> TrainReport | None:
+        asked.append(changes["seq_len"])
+        return changed(one, changes)
+
+    monkeypatch.setattr("shardwise.search._tuning.changed", counted)
+    assert longest_sequence(base) in asked
+    assert len(asked) == len(set(asked)) <= 6
+
+
 def test_what_a_job_states_stays() -> None:
     """A base, a width of adapters and a loss that are asked for are not varied."""
     base = report(base="nf4", adapter_precision="bf16")

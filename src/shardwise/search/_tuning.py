@@ -165,20 +165,25 @@ def longest_sequence(report: TrainReport) -> int:
     """Return the most tokens of a sequence with which a plan fits, in multiples of 256; 0 where none does.
 
     Memory never falls with the length, and is nearly a line: where the line between the longest that fits and the
-    shortest that does not meets the device's memory, or half-way where that is not known, is tried next; positions
-    that a model learns bound it.
+    shortest that does not meets the device's memory is tried next, or that of two that do not where the first fills the
+    memory; half-way where neither is known. Positions that a model learns bound it.
     """
     limit = report.case.model.positions or report.case.model.max_context or MOST
     room = report.case.cluster.device.usable_memory_bytes
     low, high = report.fits * (report.job.seq_len // STEP), max(min(limit, MOST) // STEP, 1) + 1
-    known = {low: report.device_bytes}
+    known, further = {low: report.device_bytes}, high
     while high - low > 1:
         at = (low + high) // 2
-        if low in known and high in known and known[high] > room > known[low]:
-            on_line = low + (high - low) * (room - known[low]) / (known[high] - known[low])
-            at = min(max(int(on_line), low + 1), high - 1)
-        one = changed(report, {"seq_len": at * STEP})
-        if one is not None:
-            known[at] = one.device_bytes
-        low, high = (at, high) if one is not None and one.fits else (low, at)
+        one, other = (low, high) if known.get(low, room) < room else (high, further)
+        if one in known and other in known and known[high] > room and known[other] > known[one]:
+            on_line = int(one + (other - one) * (room - known[one]) / (known[other] - known[one]))
+            # Where as much as the line says is known to fit, one more is tried, and then half-way.
+            at = min(max(on_line, low + 1), high - 1) if on_line >= low else at
+        longer = changed(report, {"seq_len": at * STEP})
+        if longer is not None:
+            known[at] = longer.device_bytes
+        if longer is not None and longer.fits:
+            low = at
+        else:
+            high, further = at, high
     return low * STEP
