@@ -139,8 +139,8 @@ def update(files: Sequence[str], accept: bool) -> int:
         print("not stored: --accept stores it nevertheless")
         return 1
     BANDS.write_text(bands_text(made), encoding="ascii")
-    shown = [one for one in known if one.quantity in ("step_seconds", "request_seconds")]
-    PUBLISHED.write_text(published_text(shown, parameters_of(files)), encoding="ascii")
+    shown = [one for one in runs if one.quantity in ("step_seconds", "request_seconds")]
+    PUBLISHED.write_text(published_text(shown, parameters_of((*files, *apart))), encoding="ascii")
     by_source = summary(found.rows, ("source", "metric"))
     errors = {"metric": medians(found), "source": {" ".join(one.group): _row(one) for one in by_source}}
     record = {"constants": constants_hash(), "files": sorted(Path(f).name for f in files), "rows": len(found.rows),

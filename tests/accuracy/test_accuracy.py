@@ -47,10 +47,12 @@ def test_pairs_of_runs_weigh_by_their_sources() -> None:
 def test_bands_hold_for_every_kind_of_run() -> None:
     """Of experts, narrow types and so on seven of ten runs lie inside without their source, where five sources ran.
 
-    Of few runs the share itself is uncertain: that of thirty by eight points. Of first tokens near capacity it is half:
-    a step that is a seventh too slow, as Mixtral's on H100, is a queue that grows where the measured one did not.
+    Of few runs the share itself is uncertain: that of thirty by eight points. Of servers near capacity it is half: a
+    step that is a seventh too slow, as Mixtral's on H100, is a queue that grows where the measured one did not. Of
+    tails of first tokens, most of which are of such servers, it is two of three.
     """
-    least = {("load.ttft_seconds", "near capacity"): 0.5}
+    under_load = ("load.ttft_seconds", "load.tpot_seconds", "load.requests_per_second")
+    least = {(headline, "near capacity"): 0.5 for headline in under_load} | {("load.ttft_seconds", "tail"): 0.65}
     kinds = [row for row in score.stored()["kinds"] if row["sources"] >= 5]
     assert {"experts", "fine-tuning", "narrow types", "nodes", "plain"} <= {row["kind"] for row in kinds}
     bounds = [least.get((row["headline"], row["kind"]), 0.7) - 0.45 / row["runs"] ** 0.5 for row in kinds]
@@ -87,8 +89,8 @@ def test_what_is_wanted_is_reached() -> None:
 def test_verdicts_on_memory_are_seldom_wrong() -> None:
     """Of the runs that ran few are called too large, of those that ran out of memory few are called fitting.
 
-    Of nine that did one is no share: BLOOM's prototype on 384 A100 has tensors of 93 % of a device, where seven ran with
-    94 to 96 on what their allocators gave back.
+    Of nine that did one is no share: BLOOM's prototype on 384 A100 has tensors of 93 % of a device, where seven ran
+    with 94 to 96 on what their allocators gave back.
     """
     said = score.stored()["verdicts"]
     for what, limit in targets.limits_of_verdicts().items():

@@ -150,7 +150,7 @@ def test_swaps_are_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
             if constant in sensitivity:
                 factor = sensitivity[constant].factor
                 pair = [_moved(report, constant, factor).step_seconds for report in (runner_up.report, best)]
-                assert pair[0] == pytest.approx(pair[1], rel=1e-5)
+                assert pair[0] == pytest.approx(pair[1], rel=5e-4)
                 assert sensitivity[constant].low <= factor <= sensitivity[constant].high
                 seen += 1
     assert seen > 0
@@ -247,7 +247,8 @@ def test_groups_of_ties_are_told_apart() -> None:
     (rival, *_) = runners_up(found)
     assert rival.report.plan == found.best[1].plan
     plans = found.frame()
-    assert {plans["group"][at] for at in np.flatnonzero(plans["step_seconds"] <= firsts[1].step_seconds)} <= {0, 1, 2}
+    ahead = plans["fits_at_risk"] & (plans["step_seconds"] <= firsts[1].step_seconds)
+    assert {plans["group"][at] for at in np.flatnonzero(ahead)} <= {0, 1, 2}
 
 
 def test_a_hopeless_search_names_fewer_bytes() -> None:
