@@ -113,11 +113,14 @@ def load_text(workload: Workload) -> str:
     return f"{counted(arrivals.users, 'user')}{again}"
 
 
-def rate_text(value: float) -> str:
-    """Return a rate in words.
+def rate_text(value: float, other: float | None = None) -> str:
+    """Return a rate in words, with the digits that tell it from the other.
 
-    >>> rate_text(2.5), rate_text(0.01234)
-    ('2.50 requests/s', '0.012 requests/s')
+    >>> rate_text(2.5), rate_text(0.01234), rate_text(1.9978, 2.0)
+    ('2.50 requests/s', '0.012 requests/s', '1.998 requests/s')
     """
     digits = 2 if value >= 0.1 or value <= 0 else 1 - math.floor(math.log10(value))
+    if other not in (None, value):
+        while f"{value:.{digits}f}" == f"{other:.{digits}f}":
+            digits += 1
     return f"{value:,.{digits}f} requests/s"

@@ -76,14 +76,15 @@ def _verdict(report: ServeReport, page: Page) -> None:
             page.note(nearest_change(base).replace("plan infer", "plan serve"))
     elif not report.stable:
         page.label("UNSTABLE", where, "bold red", "bold")
-        most = rate_text(report.capacity_per_second)
+        asked = report.workload.arrivals.rate
+        most = rate_text(report.capacity_per_second, asked)
         grows = report.growth_per_second
-        slowly = grows < 0.01 * report.workload.arrivals.rate
+        slowly = grows < 0.01 * asked
         page.note(f"the queue grows {'slowly' if slowly else f'by {rate_text(grows)}'}; stable up to {most}")
         first, whole = (show_seconds(getattr(report.empty, f"{name}_seconds")) for name in ("ttft", "e2e"))
         page.note(f"a request alone takes {whole} on a replica, its first token {first}")
         rule = report.options.autoscale
-        if rule and report.workload.arrivals.rate <= report.capacity_per_second:
+        if rule and asked <= report.capacity_per_second:
             start = show_seconds(rule.start_seconds)
             page.note(f"while replicas start, {start} each: ask more --requests, or begin with more --min-replicas")
     elif report.broken:
