@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from shardwise.answers._described import describe
 from shardwise.answers._energy import Energy, energy_lines
@@ -27,9 +26,6 @@ from shardwise.answers._train_tree import peak_parts, step_tree
 from shardwise.records import replace
 from shardwise.training import Change, TrainReport, TuningSummary, leaner
 from shardwise.units import counted, show_bytes, show_count, show_hours, show_seconds, show_usd
-
-if TYPE_CHECKING:
-    pass
 
 _MEMORY = {
     "weights": ("weights", FULL, "blue"),

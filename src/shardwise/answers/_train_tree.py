@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from shardwise.answers._answer import whole_bytes
 from shardwise.answers._evidence import evidence_tree, fits_at, interval_tree
@@ -23,10 +23,6 @@ from shardwise.training import (
     resident_pages,
     slowest_stage,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 # A difference of two sums keeps some 1e-16 of them; a part that counts is far above this.
 RESIDUE = 1e-9

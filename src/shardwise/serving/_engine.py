@@ -26,8 +26,6 @@ class PrefillSteps:
     """Tokens of a prompt that run at a time (0: whole prompts)."""
     chunks_in_flight: int = 0
     """Pieces of a prompt that run as a pipeline (0: all)."""
-    mixed_with_decode: bool = False
-    """Prompts and generated tokens share steps."""
     continuous_batching: bool = False
     """A request joins the batch when another one has ended; else a batch runs together from first to last token."""
 
