@@ -206,7 +206,7 @@ def known_name(field: str, word: str, kind: str, names: Mapping[str, Iterable[st
     meant = {_letters(one): name for name, others in reversed(list(names.items())) for one in (*others, name)}
     if _letters(word) in meant:
         return meant[_letters(word)]
-    close = dict.fromkeys(meant[one] for one in near(_letters(word), meant, 3))
+    close = dict.fromkeys(meant[one] for one in near(_letters(word), meant, 3, 0.65))
     hint = f"use {' or '.join(close)}; known are " if close else "use one of "
     raise InputError([Problem(field, word, f"is not a known {kind}", hint + ", ".join(names))])
 

@@ -79,6 +79,7 @@ def test_what_is_suggested_exists() -> None:
     [
         ("--loss liger", "use fused-linear"),
         ("--adapter lora+", "use lora-plus"),
+        ("--adapter qlora", "use lora --base nf4"),
         ("--adapter lora --base int4", "use gptq4 or awq4 or nf4"),
         ("--method orpo", "use dpo --reference none"),
         ("--method rloo", "use grpo"),
@@ -100,6 +101,9 @@ def test_words_of_other_tools_name_the_value(typed: str, says: str) -> None:
         ("train llama-3.1-8b --on 8xh100 --dtype fp8", "write --precision fp8, or use w"),
         ("infer llama-3.1-8b --on 8xh100 --dtype int4", "write --weights int4, or use w"),
         ("infer llama-3.1-8b --on 8xh100 --dtype w8", "use w"),
+        ("train llama-3.1-8b --on 8h100", 'write "8xh100"'),
+        ("serve llama-3.1-8b --on h100 --rate 5qps", "write for example 50/s"),
+        ("train llama-3.1-8b --on 8xh100 --stack vllm", "use one of megatron,"),
     ],
 )
 def test_what_stands_in_the_wrong_place_is_named_with_its_flag(words: str, remedy: str) -> None:

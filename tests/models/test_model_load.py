@@ -290,7 +290,12 @@ def test_a_misspelt_name_is_still_named() -> None:
 
 @pytest.mark.parametrize(
     ("word", "first"),
-    [("deepseek-v4-max", "deepseek-v4-flash"), ("glm-5.3", "glm-5.3-flash"), ("qwen3.5-3b", "qwen3.5-")],
+    [
+        ("deepseek-v4-max", "deepseek-v4-flash"),
+        ("glm-5.3", "glm-5.3-flash"),
+        ("qwen3.5-3b", "qwen3.5-"),
+        ("llama3", "llama-3-8b"),
+    ],
 )
 def test_a_wrong_name_is_given_its_own_series_first(word: str, first: str) -> None:
     """Another size of the series is what was meant, sooner than a name of more equal letters."""

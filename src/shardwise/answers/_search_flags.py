@@ -173,7 +173,7 @@ def parse_rate(text: str, field: str) -> float:
     (50.0, 50.0)
     """
     number, slash, unit = text.partition("/")
-    if slash and unit.strip() not in _PER:
+    if (slash and unit.strip() not in _PER) or re.search(r"\d\s*[a-z]{2,}", number, re.IGNORECASE):
         raise k.fail(field, text, "is not requests a second, minute or hour", "write for example 50/s")
     return parse_count(number.strip(), field) / _PER.get(unit.strip(), 1.0)
 

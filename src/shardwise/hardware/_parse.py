@@ -115,7 +115,9 @@ def counted_text(text: object) -> tuple[str | None, str | None, str]:
         return before, None, name
     match = _TEXT.fullmatch(whole)
     if match is None:
-        fail("cluster", text, "is not a number of devices", _SHAPE)
+        joined = re.fullmatch(r"(\d{1,9})\s*([A-Za-z].*)", whole)
+        meant = f'write "{joined[1]}x{joined[2]}"' if joined and spelled(joined[2]) else _SHAPE
+        fail("cluster", text, "is not a number of devices", meant)
     return match[1], match[2], match[3]
 
 

@@ -367,7 +367,7 @@ def _alike(word: str, alike: float) -> list[str]:
     (['deepseek-v4-flash', 'deepseek-v4-pro'], 'glm-5.3-flash')
     """
     names, series = model_names(), _series(word)
-    own = [name for name in names if series and _series(name) == series]
+    own = [name for name in names if series and plain(_series(name)) == plain(series)]
     return list(dict.fromkeys([*near(word, own, 3, alike), *near(word, names, 3, alike)]))[:3]
 
 
