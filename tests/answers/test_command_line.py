@@ -17,6 +17,8 @@ from command_line import Done, both, run
 from shardwise import cli
 from shardwise.answers import _commands
 from shardwise.answers._help import EXAMPLES, FIRST
+from shardwise.plans import stack_names
+from shardwise.serving import engine_names
 
 TRAIN = [
     "train",
@@ -408,6 +410,16 @@ def test_listings_show_one_with_its_sources() -> None:
     nothing = run("models", "lamma-3.1")
     assert nothing.status == 1
     assert "llama-3.1" in nothing.out
+
+
+def test_frameworks_and_engines_are_listed_with_their_releases() -> None:
+    """`stacks` has every word of `--stack` and of `--engine`, words narrow them, an exact name says what it runs."""
+    kinds = {"training": stack_names(), "serving": engine_names()}
+    rows = run("stacks", "--json").tree["stacks"]
+    assert {kind: tuple(row["name"] for row in rows if row["kind"] == kind) for kind in kinds} == kinds
+    assert [row["name"] for row in run("stacks", "vllm 2023", "--json").tree["stacks"]] == ["vllm-v0", "vllm-0.2"]
+    assert "fsdp, hsdp" in run("stacks", "torchtune").out
+    assert run("stacks", "nothing-like-it").status == 1
 
 
 @pytest.mark.parametrize("name", _commands.NAMES)

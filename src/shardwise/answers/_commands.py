@@ -30,6 +30,7 @@ SUMMARIES = {
     "measure": "this machine's GEMMs and memory, timed with PyTorch, as a device of your catalogue",
     "models": "the models that are known by name, or one with its source",
     "devices": "the devices that are known by name, or one with the source of every figure",
+    "stacks": "the frameworks of training and engines of serving that are known by name, or what one framework runs",
     "schema": "the JSON schema of case files, for editors and checks",
     "completion": "completion of flags, models and devices for bash, zsh or fish",
     "dtypes": "precisions of training, formats of serving and presets of bits, by name",
@@ -218,17 +219,14 @@ def _measure() -> Command:
     )
 
 
-def _listing(name: str) -> Command:
-    search = {
-        "search": Flag("search", _converters.TEXT, "words that the name holds", "positional"),
-        "write": Flag(
-            "write", _converters.FILE, "write the one found to a file, as the user's catalogue reads it", "output"
-        ),
-    }
-    output = {key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}
-    return Command(
-        name, SUMMARIES[name], ("search",), {**search, **output}, "exit status: 0 found, 1 nothing found, 2 bad input"
-    )
+def _listing(name: str, catalogue: bool = True) -> Command:
+    """Return a command that lists what is known by name, of which a user's `catalogue` may have more."""
+    flags = {"search": Flag("search", _converters.TEXT, "words that the name holds", "positional")}
+    if catalogue:
+        written = "write the one found to a file, as the user's catalogue reads it"
+        flags["write"] = Flag("write", _converters.FILE, written, "output")
+    flags |= {key: OUTPUT[key] for key in ("json", "width", *(["catalogue"] if catalogue else []), "help")}
+    return Command(name, SUMMARIES[name], ("search",), flags, "exit status: 0 found, 1 nothing found, 2 bad input")
 
 
 def _printed(name: str) -> Command:
@@ -256,6 +254,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "models": lambda: _listing("models"),
     "devices": lambda: _listing("devices"),
     "dtypes": lambda: _listing("dtypes"),
+    "stacks": lambda: _listing("stacks", catalogue=False),
     "schema": lambda: _printed("schema"),
     "completion": lambda: _printed("completion"),
 }

@@ -144,10 +144,10 @@ def precision() -> Converter:
 
 
 _MEANT = {
-    "liger": ("fused-linear",), "qlora": ("lora --base nf4",), "lora+": ("lora-plus",), "int4": ("gptq4", "awq4", "nf4"), "4bit": ("nf4", "nf4-dq"),
+    "liger": ("fused-linear",), "lora+": ("lora-plus",), "int4": ("gptq4", "awq4", "nf4"), "4bit": ("nf4", "nf4-dq"),
     "8bit": ("int8", "adam8bit"), "fp4": ("nvfp4",), "gptq": ("gptq4",), "awq": ("awq4",),
     **dict.fromkeys(("orpo", "simpo", "cpo"), ("dpo --reference none",)), "ipo": ("dpo",),
-    **dict.fromkeys(("rloo", "gdpo"), ("grpo",)),
+    **dict.fromkeys(("rloo", "gdpo"), ("grpo",)), "qlora": ("lora --base nf4",),
 }  # fmt: skip
 """Words of other tools that are spelt like none of ours, and which of ours they mean, with flags beside them."""
 

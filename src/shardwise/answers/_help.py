@@ -56,6 +56,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "models": ("qwen3",),
     "devices": ("h100",),
     "dtypes": ("fp8",),
+    "stacks": ("torchtitan",),
     "completion": ("bash",),
 }
 FIRST = {

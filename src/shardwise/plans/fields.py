@@ -142,7 +142,14 @@ PLAN: tuple[Field, ...] = (
         searched="one",
         taken_by="infer",
     ),
-    _around("stack", "text", "framework, such as megatron or torchtitan", sets=(), searched="one", taken_by="count"),
+    _around(
+        "stack",
+        "text",
+        "framework, such as megatron; `shardwise stacks` lists them",
+        sets=(),
+        searched="one",
+        taken_by="count",
+    ),
 )
 
 
@@ -297,7 +304,7 @@ SERVING: tuple[Field, ...] = (
     _assumed(
         "host", "text", "the host's processor, which runs the rest; `shardwise devices cpu` lists them", searched="no"
     ),
-    _job("engine", "text", "inference engine, such as vllm, sglang, trtllm", sets=(), searched="values"),
+    _job("engine", "text", "inference engine, such as vllm; `shardwise stacks` lists them", sets=(), searched="values"),
 )
 
 

@@ -1,0 +1,78 @@
+"""Frameworks of training and engines of serving by name, as `shardwise stacks` lists them; one with what it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardwise.answers._answer import Answer, nothing_found
+from shardwise.answers._inputs import Inputs
+from shardwise.answers._page import Page
+from shardwise.plans import find_stack, stack_names
+from shardwise.serving import engine_names, find_engine
+
+_HEADS = {"training": "FRAMEWORKS OF TRAINING (--stack)", "serving": "ENGINES OF SERVING (--engine)"}
+_RUNS = {
+    "split": "degrees",
+    "schedule": "schedules",
+    "sharding": "sharding",
+    "cp_kind": "context parallelism",
+    "recompute": "recomputation",
+    "offload": "offload",
+    "precision": "precision",
+    "optimizer": "optimizers",
+    "methods": "adapters",
+}
+
+
+def search_stacks(search: str = "") -> list[dict[str, Any]]:
+    """Return a record of every framework and engine whose name or title holds the words; an exact name is alone.
+
+    >>> [(row["kind"], row["name"]) for row in search_stacks("maxtext")]
+    [('training', 'maxtext')]
+    """
+    rows = [{"kind": "training", "name": name, "title": find_stack(name).title} for name in stack_names()]
+    rows += [{"kind": "serving", "name": name, "title": find_engine(name).title} for name in engine_names()]
+    exact = [row for row in rows if row["name"] == search.strip().lower()]
+    words = search.lower().split()
+    return exact or [row for row in rows if all(word in f"{row['name']} {row['title']}".lower() for word in words)]
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise stacks`."""
+    inputs.problems.raise_if_any()
+    search = inputs.get("search", "")
+    rows = search_stacks(search)
+    if not rows:
+        return nothing_found("stacks", search, (*stack_names(), *engine_names()))
+    if len(rows) == 1 and rows[0]["kind"] == "training":
+        rows[0]["runs"] = runs_of(rows[0]["name"])
+    return Answer(0, lambda: {"stacks": rows}, lambda: stacks_page(rows, width))
+
+
+def runs_of(name: str) -> dict[str, list[str]]:
+    """Return the words that a framework runs by what they are of; where it takes any, none are listed.
+
+    >>> runs_of("torchtune")["sharding"]
+    ['none', 'shard-grad-op', 'fsdp', 'hsdp']
+    """
+    runs = find_stack(name).runs
+    listed = {title: list(getattr(runs, field)) for field, title in _RUNS.items()}
+    return {title: words for title, words in listed.items() if words}
+
+
+def stacks_page(rows: Sequence[dict[str, Any]], width: int = 80) -> Page:
+    """Return frameworks and engines as one table for each kind, or one framework with what it runs."""
+    page = Page(width)
+    for kind, head in _HEADS.items():
+        chosen = [[row["name"], row["title"]] for row in rows if row["kind"] == kind]
+        if chosen:
+            page.remark(head, "bold")
+            page.table([["name", "what it is"], *chosen], header=True, indent=0)
+            page.blank()
+    if runs := rows[0].get("runs"):
+        page.remark("RUNS", "bold")
+        page.table([[title, ", ".join(words)] for title, words in runs.items()], indent=0)
+    elif len(rows) > 1:
+        page.remark("`shardwise stacks NAME` shows what one framework runs")
+    return page
