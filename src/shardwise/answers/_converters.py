@@ -244,8 +244,8 @@ def _read_varied(value: object, field: str) -> tuple[str, ...]:
     ('seq_len=4096..16384',)
     """
     items = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if not items or not all(isinstance(one, str) and "=" in one for one in items):
-        raise fail(field, value, "must be a field and its values", "for example --vary seq_len=4096..65536")
+    if wrong := [one for one in items or ("",) if not isinstance(one, str) or "=" not in one]:
+        raise fail(field, wrong[0], "must be a field and its values", "for example --vary seq_len=4096..65536")
     return tuple(str(one) for one in items)
 
 

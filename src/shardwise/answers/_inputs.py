@@ -13,6 +13,7 @@ from shardwise.answers._converters import meant_by
 from shardwise.answers._flags import Command
 from shardwise.errors import InputError, Problem, Problems, plain
 from shardwise.files import below
+from shardwise.plans.fields import meant
 from shardwise.records import dataclass
 
 if TYPE_CHECKING:
@@ -193,7 +194,9 @@ def known_keys(
         elif key in command.flags:
             keys[key] = value
         elif key not in known:
-            remedy = meant_by(key, tuple(sorted(known))) + "`shardwise schema` prints all keys"
+            names = meant(key, known)
+            hint = f"did you mean {' or '.join(names)}? " if names else meant_by(key, tuple(sorted(known)))
+            remedy = hint + "`shardwise schema` prints all keys"
             inputs.problems.add(key, plain(value), "is not a key of a case file", remedy)
         elif key != "command":
             inputs.notes.append(f"{key}: in the case file, not used by {command.name}")

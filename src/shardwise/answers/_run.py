@@ -168,7 +168,7 @@ def _name_the_kind(scanned: ScannedWords, words: Sequence[str], command: Command
     if not key or len(scanned.words) != 1 or key in scanned.given or _config_of(words) is not None:
         return
     (word,) = scanned.words
-    if word not in kinds and not near(word, kinds, 1, 0.5):
+    if word not in kinds and (not near(word, kinds, 1, 0.5) or _is_model(word)):
         line = joined(["shardwise", command.name, kinds[0], *words])
         rest = f"; in place of {kinds[0]} also {', '.join(kinds[1:])}"
         scanned.problems.add(key, None, f"is missing before {word}", f"write `{line}`{rest}")
