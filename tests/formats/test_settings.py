@@ -172,7 +172,7 @@ name = "adamw"
 lr = 1.0
 """
 TUNED = "model:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\nbatch_size: 2\n"
-SWIFT = "swift sft --model Qwen/Qwen3-8B --tuner_type lora --per_device_train_batch_size 1 --lora_rank 8\n"
+SWIFT = "swift infer --model Qwen/Qwen3-8B --val_dataset d --stream true\n"
 
 
 @pytest.mark.parametrize(

@@ -337,6 +337,37 @@ SCRIPTS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {"system": "LLaMA-Factory", "num_devices": 16, "sharding": "zero3", "adapter": "lora", "rank": 64,
          "targets": ("all-linear",), "global_batch": 64, "seq_len": 1024},
     ),
+    # ms-swift examples/train/liger/sft.sh, multi-gpu/device_map/train.sh and megatron/lora/moe.sh, and one of 2024
+    "swift-zero3": (
+        "# 4 * 42GB\nnnodes=2\nNNODES=$nnodes NPROC_PER_NODE=4 \\\nCUDA_VISIBLE_DEVICES=0,1,2,3 \\\nswift sft \\\n"
+        "  --model Qwen/Qwen2.5-7B --tuner_type full --dataset 'd#1000' --torch_dtype bfloat16 \\\n"
+        "  --per_device_train_batch_size 1 --gradient_accumulation_steps 2 --packing true --max_length 8192 \\\n"
+        "  --deepspeed zero3 --use_liger_kernel true --attn_impl flash_attn\n\nswift infer --model a\n",
+        {},
+        {"system": "ms-swift", "model": "qwen2.5-7b", "num_devices": 8, "sharding": "zero3", "recompute": "full",
+         "seq_len": 8192, "global_batch": 16, "adapter": "", "loss": "fused-linear", "precision": "bf16-grads16"},
+    ),
+    "swift-device-map": (
+        "CUDA_VISIBLE_DEVICES=0,1 \\\nswift sft --model Qwen/Qwen2.5-72B-Instruct --dataset d --max_length 2048\n",
+        {},
+        {"system": "ms-swift", "stack": "ms-swift", "num_devices": 2, "pp": 2, "schedule": "sequential", "dp": 1,
+         "global_batch": 16, "adapter": "lora", "rank": 8, "adapter_dropout": 0.05, "recompute": "full"},
+    ),
+    "swift-megatron": (
+        "NPROC_PER_NODE=2 CUDA_VISIBLE_DEVICES=0,1 megatron sft --model Qwen/Qwen3-30B-A3B --tuner_type lora \\\n"
+        "  --dataset d --expert_model_parallel_size 2 --moe_shared_expert_overlap true --micro_batch_size 8 \\\n"
+        "  --recompute_granularity full --recompute_method uniform --recompute_num_layers 1 --max_length 2048\n",
+        {},
+        {"system": "ms-swift", "stack": "megatron", "num_devices": 2, "ep": 2, "etp": 1, "dp": 2, "micro_batch": 8,
+         "global_batch": 16, "adapter": "lora", "recompute": "full", "sharding": "distributed-optimizer"},
+    ),
+    "swift-2024": (
+        "CUDA_VISIBLE_DEVICES=0 swift sft --model_id_or_path qwen/Qwen-7B-Chat --dataset d --sft_type lora \\\n"
+        "  --lora_target_modules ALL --batch_size 2 --quantization_bit 4 --max_length 1024 --dtype bf16\n",
+        {},
+        {"system": "ms-swift", "model": "qwen-7b", "num_devices": 1, "adapter": "lora", "base": "nf4-dq",
+         "targets": ("all-linear",), "micro_batch": 2, "global_batch": 16, "seq_len": 1024},
+    ),
     # FastChat's README, LLaVA's finetune_lora.sh and FastChat's train_lora.py: scripts in the manner of Alpaca
     "fastchat": (
         "torchrun --nproc_per_node=4 --master_port=20001 fastchat/train/train_mem.py \\\n"
@@ -387,7 +418,7 @@ UNREAD = {
         "NeMo Automodel",
     ),
     "v1.yaml": ("model: Qwen/Qwen3-4B\nkernel_config:\n  name: auto\ndist_config:\n  name: fsdp2\n", "v1 trainer"),
-    "swift.sh": ("CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen3-8B --train_type lora\n", "ms-swift"),
+    "swift.sh": ("CUDA_VISIBLE_DEVICES=0 swift infer --model Qwen/Qwen3-8B --stream true\n", "ms-swift"),
     "rlhf.sh": ("deepspeed main.py --actor_model_name_or_path a --actor_zero_stage 2 --deepspeed\n", "DeepSpeed-Chat"),
     "other.yaml": ("name: job\nsteps: [1, 2]\n", "no setting of a system"),
 }

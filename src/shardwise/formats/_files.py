@@ -19,7 +19,7 @@ from shardwise.formats._imported import NOTHING, SIZES, ImportContext, Imported,
 from shardwise.formats._launch import REMEDY, unread
 from shardwise.formats._launched import Launched
 from shardwise.formats._pointed import pointed
-from shardwise.formats._systems import SYSTEMS
+from shardwise.formats._systems import READ_ONLY, SYSTEMS
 from shardwise.records import replace
 
 MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}
@@ -44,7 +44,7 @@ def import_file(
             raise InputError([Problem("from", name, rule, "give the script or the settings that it starts")])
         case = pointed(text, name, around)
         if case is None:
-            modules = (import_module(f"shardwise.formats.{system}") for system in ("peft", *SYSTEMS))
+            modules = (import_module(f"shardwise.formats.{system}") for system in (*READ_ONLY, *SYSTEMS))
             read = next(module for module in modules if module.recognises(name, text)).read
             case = cast("Imported", read(text, name, around))
     _refuse_foreign(case, name, text, around)
@@ -107,7 +107,8 @@ def starts_server(path: str | PathLike[str]) -> bool:
             return True
         if name.endswith(tuple(MOST_BYTES)):
             return False
-        own = (import_module(f"shardwise.formats.{system}") for system in SYSTEMS if system not in ("fsdp", "megatron"))
+        trainers = (system for system in ("swift", *SYSTEMS) if system not in ("fsdp", "megatron"))
+        own = (import_module(f"shardwise.formats.{system}") for system in trainers)
         return bool(engine_in(text)) and not any(module.recognises(name, text) for module in own)
 
 

@@ -42,7 +42,7 @@ _TORCHTUNE = r"(?m)\A(?=[\s\S]*_component_: torchtune\.)[\s\S]*^"
 # Words of systems whose files are known when they are seen, and not read.
 _UNREAD = (
     (r"\bnemo_automodel\b|\bautomodel\s+(finetune|pretrain)\b", "NeMo Automodel"),
-    (r"\bswift\s+(sft|pt|rlhf|infer|deploy)\b|\bmegatron\s+(sft|pt|rlhf)\b", "ms-swift"),
+    (r"\bswift\s+(infer|deploy|rollout|eval|export|app|sample)\b|\bmegatron\s+export\b", "ms-swift"),
     (r"\blitgpt\b", "LitGPT"), (r"\bopenrlhf\b", "OpenRLHF"), (r"\bnemo_rl\b|\brun_grpo\w*\.py", "NeMo-RL"),
     (r"(?m)^(kernel_config|dist_config):", "LLaMA-Factory's v1 trainer"),
     (_TORCHTUNE + r"(\w+_model|valuemodel|grpo_samples|orchestration):", "torchtune's PPO or GRPO"),
@@ -57,7 +57,7 @@ _UNREAD = (
 def unread(text: str) -> str:
     """Return the system, among those that are not read, whose words a text has; empty for none.
 
-    >>> unread("CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen3-8B"), unread("python train.py")
+    >>> unread("CUDA_VISIBLE_DEVICES=0 swift infer --model Qwen/Qwen3-8B"), unread("python train.py")
     ('ms-swift', '')
     """
     return next((name for words, name in _UNREAD if re.search(words, text)), "")
@@ -101,11 +101,17 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
         other = unread(text)
         rule = f"is of {other}, which is not read" if other else "starts no program with arguments that are known"
         raise InputError([Problem("file", source, rule, REMEDY)])
-    if other := unread(" ".join(launches[0][: next(i for i, word in enumerate(launches[0]) if known(_name(word)))])):
+    launches = [words for words in launches if not _begins_unread(words, known)] or launches
+    if other := _begins_unread(launches[0], known):
         raise InputError([Problem("file", source, f"is of {other}, which is not read", REMEDY)])
     if len({tuple(words) for words in launches}) > 1:
         shell.note(f"the first of {len(launches)} programs that the script starts")
     return _started(launches[0], shell, known, source)
+
+
+def _begins_unread(words: Sequence[str], known: Callable[[str], bool]) -> str:
+    """Return the system that is not read whose program a command starts, by what stands before its arguments."""
+    return unread(" ".join(words[: next(i for i, word in enumerate(words) if known(_name(word)))]))
 
 
 @dataclass(frozen=True, slots=True)

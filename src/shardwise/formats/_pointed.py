@@ -1,7 +1,8 @@
 """A launch that starts a trainer with its file of settings: the file is read, with what the command says over it.
 
 Sources: axolotl 0.19 cli/main.py, llamafactory 0.9.5 launcher.py, torchtune 0.6.1 _cli/run.py, trl 1.16.0 cli,
-torchtitan v0.2.2 config/manager.py, nanotron run_train.py; the alignment handbook's scripts take their YAML first.
+torchtitan v0.2.2 config/manager.py, nanotron run_train.py, ms-swift 4.6.0 cli/main.py; the alignment handbook's
+scripts take their YAML first.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from shardwise.records import replace
 _STARTS = (
     r"axolotl[ .](cli\.)?train$|axolotl/cli/train\.py$|llamafactory-cli (train|sft)$|train_bash\.py$|^tune run$"
     r"|^trl (sft|dpo|grpo|reward|kto|rloo)$|trl\.scripts\.\w+$|torchtitan[./]train(\.py)?$|run_train\.py$"
-    r"|run_(sft|dpo|orpo|cpt)\.py$|(^| )(\S*/)?(sft|dpo|grpo)\.py$"
+    r"|run_(sft|dpo|orpo|cpt)\.py$|(^| )(\S*/)?(sft|dpo|grpo)\.py$|^(swift|megatron) (sft|pt|rlhf)$"
 )
 _FILES = re.compile(r"\.(ya?ml|toml)\b")
-_READERS = ("axolotl", "llamafactory", "llamafactory_v1", "torchtune", "nanotron", "trl", "torchtitan")
+_READERS = ("swift", "axolotl", "llamafactory", "llamafactory_v1", "torchtune", "nanotron", "trl", "torchtitan")
 
 
 def pointed(text: str, source: str, around: ImportContext) -> Imported | None:
