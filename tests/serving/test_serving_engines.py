@@ -17,6 +17,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster, context_bytes, find_device
 from shardwise.models import load_model
 from shardwise.plans import Plan, Serving, find_stack
+from shardwise.serving import ServingOptions, infer
 from shardwise.serving._case import ServingQuestion, complete
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._engine import Engine, engine_names, engine_tables, find_engine
@@ -604,3 +605,24 @@ def test_sequences_beside_prompts_run_their_kernel(device: str, model: str, leas
 def test_models_that_a_release_has_dropped_or_never_had(engine: str, family: str, lacking: bool) -> None:
     """An architecture of earlier releases is an error in vLLM 0.33.0; SGLang 0.5.23 has no class for these hybrids."""
     assert (family in find_engine(engine).formats.lacks) == lacking
+
+
+@pytest.mark.parametrize(
+    ("engine", "on", "plan", "split"),
+    [
+        ("llama.cpp", "2xrtx-3090", Plan(dp=0), (2, 1)),
+        ("ollama", "4xrtx-4090", Plan(dp=0), (4, 1)),
+        ("llama.cpp", "4xrtx-4090", Plan(dp=2), (2, 2)),
+        ("llama.cpp", "4xrtx-4090", Plan(dp=4), (1, 4)),
+        ("llama.cpp", "4xrtx-4090", Plan(tp=2, dp=0), (1, 2)),
+        ("llama.cpp", "2x8xh100", Plan(dp=0), (8, 2)),
+        ("vllm", "2xrtx-3090", Plan(dp=0), (1, 2)),
+    ],
+)
+def test_a_model_that_nobody_lays_out_is_split_as_the_engine_does(
+    engine: str, on: str, plan: Plan, split: tuple[int, int]
+) -> None:
+    """llama.cpp cuts layers over the devices of a node (--split-mode layer), where vLLM would need replicas."""
+    report = infer(load_model("llama-3.1-8b"), Cluster.parse(on), plan, JOB, ServingOptions(engine=engine))
+    assert (report.plan.pp, report.plan.dp) == split
+    assert report.plan.tp == plan.tp

@@ -3,12 +3,10 @@
 from shardwise.serving._batch import decode_steps, evaluate, prefill_steps, request_seconds
 from shardwise.serving._capacity import Capacity, even_waves, held_tokens_of
 from shardwise.serving._case import (
-    TOGETHER,
     ServingCase,
     ServingQuestion,
     complete,
     complete_plan,
-    stages_together,
 )
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model, op_seconds
 from shardwise.serving._engine import Engine, ServingOptions, engine_names, find_engine, launched_engine
@@ -22,6 +20,7 @@ from shardwise.serving._formats import (
 )
 from shardwise.serving._jobs import job_problems
 from shardwise.serving._kernels import EngineKernels
+from shardwise.serving._layout import TOGETHER, stages_together
 from shardwise.serving._ledger import (
     EngineStep,
     StepLedger,

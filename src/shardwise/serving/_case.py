@@ -13,7 +13,7 @@ from shardwise.cost import Efficiencies, family_of
 from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, Device
 from shardwise.models import Model
-from shardwise.plans import AXES, Axis, Plan, Serving, divisors, one_of, split_layers
+from shardwise.plans import Plan, Serving, divisors, one_of, split_layers
 from shardwise.plans.laws import domain_problems, field_problems, law_problems
 from shardwise.records import dataclass, replace
 from shardwise.serving._engine import Engine, find_engine
@@ -21,6 +21,7 @@ from shardwise.serving._engine_memory import pool_notes
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format, recipe_of
 from shardwise.serving._gguf import mixed
 from shardwise.serving._jobs import job_problems
+from shardwise.serving._layout import engine_of, stages_together, with_experts, with_stages
 from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
 
@@ -156,39 +157,11 @@ def _replicas(question: ServingQuestion, plan: Plan, problems: Problems, notes: 
         return replace(plan, dp=n // used)
     if used * plan.dp != n:
         rule = f"tp x pp x dp = {used * plan.dp} must equal the {n} devices"
-        engine = find_engine(question.engine) if isinstance(question.engine, str) else question.engine
+        engine = engine_of(question.engine)
         groups = engine.layouts.groups_within(engine.title, plan, question.model.has_experts) if used == n else ""
         remedy = f"use {n // used}" if n % used == 0 else f"use {used * plan.dp} devices"
         problems.add("dp", plan.dp, rule, remedy + groups)
     return plan
-
-
-def _experts(plan: Plan, model: Model, notes: list[str]) -> Plan:
-    """Spread experts over the tensor-parallel ranks that the plan leaves over, as engines do by default."""
-    if not model.has_experts or plan.ep * plan.etp >= plan.tp or plan.tp % plan.ep:
-        return plan
-    etp = plan.tp // plan.ep
-    notes.append(f"etp {etp}: experts are split over the tensor-parallel ranks, as engines do by default")
-    return replace(plan, etp=etp)
-
-
-# Pipeline ranks lie within those of data parallelism, and tensor-parallel ranks within both (vLLM
-# vllm/distributed/parallel_state.py).
-TOGETHER: tuple[Axis, ...] = (*(axis for axis in AXES if axis not in ("pp", "dp")), "pp", "dp")
-
-
-def stages_together(plan: Plan) -> Plan:
-    """Return a plan whose replicas each have their stages beside each other, unless it orders its axes.
-
-    Engines are started one by one, each on devices of its own; groups that share experts are ranks of one stage of one
-    engine (SGLang python/sglang/srt/distributed/parallel_state.py: attention groups within tensor parallelism).
-
-    >>> stages_together(Plan(tp=2, pp=2, dp=3)).order
-    ('tp', 'tp2', 'cp', 'pp', 'dp')
-    """
-    if plan.pp == 1 or plan.dp == 1 or plan.fast or plan.order != AXES or plan.ep * plan.etp > plan.tp:
-        return plan
-    return replace(plan, order=TOGETHER)
 
 
 def complete_plan(question: ServingQuestion, problems: Problems, notes: list[str]) -> Plan:
@@ -199,12 +172,12 @@ def complete_plan(question: ServingQuestion, problems: Problems, notes: list[str
     problems.items += [p for p in wrong if p.field not in _TRAINING_ONLY]
     if wrong:
         return plan
-    plan = _experts(_replicas(question, plan, problems, notes), question.model, notes)
-    if not plan.stage_layers and 1 < plan.pp <= question.model.num_layers and question.model.num_layers % plan.pp:
-        plan = replace(plan, stage_layers=split_layers(question.model.num_layers, plan.pp, "middle"))
-        notes.append(
-            f"stage_layers {','.join(map(str, plan.stage_layers))}: {question.model.num_layers} layers over {plan.pp}"
-        )
+    layers = question.model.num_layers
+    plan = with_stages(engine_of(question.engine), replace(plan, dp=question.plan.dp), question.cluster, layers, notes)
+    plan = with_experts(_replicas(question, plan, problems, notes), question.model, notes)
+    if not plan.stage_layers and 1 < plan.pp <= layers and layers % plan.pp:
+        plan = replace(plan, stage_layers=split_layers(layers, plan.pp, "middle"))
+        notes.append(f"stage_layers {','.join(map(str, plan.stage_layers))}: {layers} layers over {plan.pp}")
     # Laws of sequence parallelism are a trainer's: they hold for one token a rank.
     legal = stages_together(replace(plan, sequence_parallel=plan.tp > 1, **_NEUTRAL))
     notes += ["order tp-pp-dp: the stages of a replica lie beside each other"] * (legal.order != plan.order)
@@ -229,7 +202,7 @@ def _formats(
     if wide not in rates and wide != "fp32":
         other = "fp16" if wide == "bf16" else "bf16"
         # llama.cpp multiplies 16-bit and narrower weights on any processor.
-        widens = find_engine(question.engine) if isinstance(question.engine, str) else question.engine
+        widens = engine_of(question.engine)
         other = "fp32" if widens.operators.splits_with_host and other not in rates and "fp32" in rates else other
         notes.append(f"{other} GEMMs: {device.name} has no rate for {wide}")
         wide = other
@@ -322,7 +295,7 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     problems = job_problems(question.job, question.model)
     engine = question.engine if isinstance(question.engine, Engine) else find_engine("vllm")
     with problems.collect():
-        engine = find_engine(question.engine) if isinstance(question.engine, str) else question.engine
+        engine = engine_of(question.engine)
         engine = engine.caching() if question.job.prefix_tokens else engine
     question = _with_usual_cache(question, engine, notes)
     with problems.collect():
