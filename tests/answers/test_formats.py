@@ -379,7 +379,7 @@ def test_a_launch_is_written_again_for_the_same_and_for_another_engine(tmp_path:
     for system, start, share in (
         ("vllm", f"vllm serve {_LLAMA}-Instruct", "--gpu-memory-utilization 0.8"),
         ("sglang", f"--model-path {_LLAMA}-Instruct", "--context-length 4096"),
-        ("llamacpp", "llama-server --model Llama-3.2-1B-Instruct-BF16.gguf", "--split-mode row"),
+        ("llamacpp", "llama-server --model Llama-3.2-1B-Instruct-BF16.gguf", "--split-mode tensor"),
     ):
         text = run("export", system, *there).tree["files"][f"{system}.sh"]
         assert start in text and share in text

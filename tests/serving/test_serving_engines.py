@@ -617,6 +617,7 @@ def test_models_that_a_release_has_dropped_or_never_had(engine: str, family: str
         ("llama.cpp", "4xrtx-4090", Plan(tp=2, dp=0), (1, 2)),
         ("llama.cpp", "2x8xh100", Plan(dp=0), (8, 2)),
         ("vllm", "2xrtx-3090", Plan(dp=0), (1, 2)),
+        ("llama.cpp-one-device", "2xrtx-3090", Plan(dp=0), (1, 2)),
     ],
 )
 def test_a_model_that_nobody_lays_out_is_split_as_the_engine_does(
@@ -626,3 +627,30 @@ def test_a_model_that_nobody_lays_out_is_split_as_the_engine_does(
     report = infer(load_model("llama-3.1-8b"), Cluster.parse(on), plan, JOB, ServingOptions(engine=engine))
     assert (report.plan.pp, report.plan.dp) == split
     assert report.plan.tp == plan.tp
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp-tensor", "llama.cpp-row"])
+def test_launches_that_split_tensors_do_so_over_all_devices(engine: str) -> None:
+    """--split-mode tensor and row without --tensor-split take the devices that there are."""
+    report = infer(
+        load_model("llama-3.1-8b"), Cluster.parse("2xrtx-3090"), Plan(dp=0), JOB, ServingOptions(engine=engine)
+    )
+    assert (report.plan.tp, report.plan.dp) == (2, 1)
+
+
+# Devices, model, format, tokens a second of one sequence in 4 bits as --split-mode says: github.com/ggml-org/llama.cpp
+# pull 19378 (2026), github.com/sudoingX/qwen38-mtp pull 24.
+SPLIT = [
+    ("rtx-4090", "gemma-4-31b", "q4_k_m", "layer", 43.81),
+    ("rtx-4090", "gemma-4-31b", "q4_k_m", "tensor", 59.45),
+    ("rtx-5060-ti-16gb", "qwen3.5-27b", "q4_k_m", "layer", 22.1),
+    ("rtx-5060-ti-16gb", "qwen3.5-27b", "q4_k_m", "tensor", 37.1),
+]
+
+
+@pytest.mark.parametrize(("device", "model", "weights", "split", "measured"), SPLIT)
+def test_two_cards_take_a_model_as_measured(device: str, model: str, weights: str, split: str, measured: float) -> None:
+    """One token of llama.cpp on two cards, split by layers and by tensors, is near published runs."""
+    plan = Plan(tp=2) if split == "tensor" else Plan(pp=2)
+    job = Serving(batch=1, input_tokens=1, output_tokens=128, weights=weights)
+    assert abs(ask(model, job, plan, device, engine="llama.cpp").tpot_seconds * measured - 1) <= 0.08

@@ -23,6 +23,8 @@ from shardwise.serving import InferReport, find_engine, format_names, launched_e
 
 STARTS = r"(\bllama-server|\bllama\.cpp\S*[/:]server\S*|(^|\s)\./server)(?=\s|$)"
 _CACHES = {"f32": "fp32", "f16": "", "bf16": "bf16", "q8_0": "int8", "q4_0": "int4"}
+# Ways to split a model, as `launched_with` of engines.toml says them.
+_SPLITS = {"none": "split_none", "row": "split_rows", "tensor": "split_tensors"}
 _USUAL = "q4_k_m"
 _USUAL_SLOTS = 4
 _EVERY = 10_000  # more layers than a model has
@@ -59,8 +61,11 @@ def words_of(one: Deployment) -> Words:
     slots, devices = one.sequences, p.tp * p.pp
     words: Words = {"--ctx-size": slots * one.context, "--parallel": slots}
     words["--n-gpu-layers"] = job.gpu_layers if job.gpu_layers >= 0 else "all"
+    modes = (name for name, way in _SPLITS.items() if way in one.report.case.engine.launched_with)
+    mode = next(modes, "tensor" if p.tp > 1 else "layer" if devices > 1 else "")
+    words |= {"--split-mode": mode} if mode else {}
     if devices > 1:
-        words |= {"--split-mode": "row" if p.tp > 1 else "layer", "--tensor-split": ",".join(map(str, _shares(one)))}
+        words["--tensor-split"] = ",".join(map(str, _shares(one)))
     if job.cpu_experts:
         words["--n-cpu-moe"] = job.cpu_experts
     if cache:
@@ -168,6 +173,19 @@ def _ubatch(line: LaunchLine) -> int:
     return min(physical, logical) if line.word("--ubatch-size") or logical < physical else 0
 
 
+def _engine(line: LaunchLine, split: str, devices: int) -> str:
+    """Return the engine that a launch runs as by how it splits a model and keeps windows.
+
+    A degree of tensor parallelism says that tensors are split, so that the engine does only where there is none.
+    """
+    if not line.flag("--swa-full"):
+        known = split == "layer" or (split == "tensor" and devices > 1)
+        return launched_engine("llama.cpp", *[_SPLITS.get(split, "")] * (not known))
+    if split in ("none", "row"):
+        line.assumed.append(f"--split-mode {split} beside --swa-full: is taken as the split that it has by itself")
+    return launched_engine("llama.cpp", "whole_windows")
+
+
 def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `llama-server`.
 
@@ -187,9 +205,10 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     slots, context = _slots(line)
     shares = [one for one in line.word("--tensor-split").split(",") if one]
     devices = max(len(shares), 1)
-    alone = line.values.get("--split-mode") == "none"  # one device holds all of it, whatever the shares are
-    devices = 1 if alone else devices
-    split = line.named("--split-mode", {"layer": "layer", "row": "row", "tensor": "row"}) or "layer"
+    alone = line.values.get("--split-mode") == "none"
+    split = "none" if alone else line.named("--split-mode", {one: one for one in ("layer", "row", "tensor")}) or "layer"
+    devices = 1 if split == "none" else devices  # one device holds all of it, whatever the shares are
+    by_rows = split in ("row", "tensor")
     kept = {line.named(flag, _CACHES) for flag in ("--cache-type-k", "--cache-type-v")}  # one that is silent is f16
     if len(kept) > 1:
         rule = "keys and values of two types are not modelled"
@@ -205,10 +224,10 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
             f"--override-tensor {moved} moves nothing: whole experts of all layers alone are read of it"
         )
     values: dict[str, Any] = {
-        "model": model, "engine": launched_engine("llama.cpp", *["whole_windows"] * line.flag("--swa-full")),
+        "model": model, "engine": _engine(line, split, devices),
         "weights": weights, "max_sequences": slots,
         "max_batched_tokens": _ubatch(line), "max_context": context,
-        "kv_cache": next(iter(kept), ""), "tp": devices if split == "row" else 1,
+        "kv_cache": next(iter(kept), ""), "tp": devices if by_rows else 1,
         "pp": devices if split == "layer" else 1, "cpu_experts": experts,
     }  # fmt: skip
     if split == "layer" and devices > 1 and model:

@@ -21,7 +21,7 @@ from shardwise.serving._engine_memory import pool_notes
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format, recipe_of
 from shardwise.serving._gguf import mixed
 from shardwise.serving._jobs import job_problems
-from shardwise.serving._layout import engine_of, stages_together, with_experts, with_stages
+from shardwise.serving._layout import engine_of, over_devices, stages_together, with_experts
 from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
 
@@ -173,7 +173,7 @@ def complete_plan(question: ServingQuestion, problems: Problems, notes: list[str
     if wrong:
         return plan
     layers = question.model.num_layers
-    plan = with_stages(engine_of(question.engine), replace(plan, dp=question.plan.dp), question.cluster, layers, notes)
+    plan = over_devices(engine_of(question.engine), replace(plan, dp=question.plan.dp), question.cluster, layers, notes)
     plan = with_experts(_replicas(question, plan, problems, notes), question.model, notes)
     if not plan.stage_layers and 1 < plan.pp <= layers and layers % plan.pp:
         plan = replace(plan, stage_layers=split_layers(layers, plan.pp, "middle"))

@@ -28,7 +28,7 @@ class HostSeconds:
     copy_seconds: float = 0.0
     """Seconds of a copy between the device and its host beside its bytes."""
     row_split_seconds: float = 0.0
-    """Seconds of a layer and rank where each GEMM sends to all ranks and back."""
+    """Seconds of a layer and rank in which the host hands over between tensor-parallel ranks."""
     between_seconds: float = 0.0
     """Seconds of the host between two steps where the second is not scheduled while the first runs."""
     scheduled_between: bool = False

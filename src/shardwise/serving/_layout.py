@@ -14,18 +14,25 @@ def engine_of(engine: Engine | str) -> Engine:
     return find_engine(engine) if isinstance(engine, str) else engine
 
 
-def with_stages(engine: Engine, plan: Plan, cluster: Cluster, layers: int, notes: list[str]) -> Plan:
-    """Return the plan with the stages that the engine makes of all devices of a node where nobody lays a model out.
+def over_devices(engine: Engine, plan: Plan, cluster: Cluster, layers: int, notes: list[str]) -> Plan:
+    """Return the plan with the stages or ranks that the engine makes of a node's devices where nobody lays a model out.
 
     A plan without replicas (dp 0) has those of one server a node.
     """
-    n, dp = cluster.num_devices, plan.dp
-    stages = n // dp if dp else min(n, cluster.devices_per_node)
-    open_layout = engine.layouts.fills_with == "pp" and plan.tp * plan.pp == 1
-    if not open_layout or not 1 < stages <= layers or n % (stages * (dp or 1)):
+    n, dp, axis = cluster.num_devices, plan.dp, engine.layouts.fills_with
+    parts = n // dp if dp else min(n, cluster.devices_per_node)
+    if (
+        axis == "dp"
+        or plan.tp * plan.pp > 1
+        or parts < 2
+        or n % (parts * (dp or 1))
+        or (axis == "pp" and parts > layers)
+    ):
         return plan
-    notes.append(f"pp {stages}: {engine.title} splits layers over the devices that it sees; --dp {n} is one a replica")
-    return replace(plan, pp=stages)
+    notes.append(
+        f"{axis} {parts}: {engine.title} splits a model over the devices that it sees; --dp {n} gives each one"
+    )
+    return replace(plan, **{axis: parts})
 
 
 def with_experts(plan: Plan, model: Model, notes: list[str]) -> Plan:

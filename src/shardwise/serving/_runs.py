@@ -82,8 +82,8 @@ class EngineLayouts:
     """Replicas that share experts are of one tensor-parallel rank each."""
     one_axis: bool = False
     """A model is split into tensor-parallel ranks or into stages."""
-    fills_with: Literal["dp", "pp"] = "dp"
-    """What takes the devices that a launch says nothing about: replicas, or the stages of one model on each node."""
+    fills_with: Literal["dp", "pp", "tp"] = "dp"
+    """What takes devices that a launch says nothing about: replicas, or stages or ranks of one model on each node."""
     expert_multiples: tuple[tuple[str, str, int], ...] = ()
     """Formats and families of devices (patterns) whose experts have a multiple of so many columns on each rank."""
 
