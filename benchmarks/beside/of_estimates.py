@@ -69,7 +69,7 @@ def cluster_of(devices: int, nvs: int) -> sw.Cluster:
 def of_layer(s: Setting) -> dict[str, Answer]:
     """Return our figures of a layer on a device."""
     tp = s["tp"]
-    counting = sw.Counting(batch=s["batch"], seq_len=s["l"], stack="megatron")
+    counting = sw.Counting(batch=s["batch"], seq_len=s["l"], precision="bf16", stack="megatron")
     found = sw.count(model_of(s), counting, sw.Plan(tp=tp), cluster_of(tp, tp), MACHINE)
     rows = next(part for part in found.parts if part.name == "layer").rows
     products = [row for row in rows if row.name in PRODUCTS]

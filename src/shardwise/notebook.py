@@ -90,7 +90,32 @@ def card(line: str, facts: Iterable[CardLine]) -> str:
     return f"<p><b{style}>{html.escape(line)}</b></p>" + (f"<table><tbody>{rows}</tbody></table>" if rows else "")
 
 
-class Card:
+class PlainValues:
+    """An answer that is given as plain values, too."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the command of this answer prints with `--json`: the same keys, values and units (docs/json.md).
+
+        What belongs to a command line is left out: the `command` of each of the best plans, and keys of flags such as
+        `--energy` (`energy(report).to_dict()` has its own). An answer that says no has the changes that would do,
+        each of which is worked out.
+
+        >>> from shardwise import Cluster, Plan, Training, load_model, train
+        >>> job = Training(seq_len=1024, global_batch=8)
+        >>> tree = train(load_model("gpt2"), Cluster.parse("1xh100"), Plan(), job).to_dict()
+        >>> tree["schema"], tree["fits"], tree["plan"]["tp"]
+        (1, True, 1)
+        """
+        # What is printed is made above what is answered, and loaded by name when it is asked for, as public names are.
+        from importlib import import_module
+
+        tree: dict[str, Any] = import_module("shardwise.answers").values_of(self)
+        return tree
+
+
+class Card(PlainValues):
     """An answer that a notebook shows as a card: `repr` is its line, `_facts` yields what stands below."""
 
     __slots__ = ()

@@ -58,7 +58,7 @@ def test_headlines_lie_in_their_intervals() -> None:
     r = ask("llama-3.1-8b", Serving(batch=4, output_tokens=8))
     for name, (low, high) in r.interval.items():
         assert low <= getattr(r, name) <= high
-        assert r.to_dict()["interval"][name] == {"low": low, "high": high}
+        assert r.to_dict()["interval"][name] == {"low": low, "typical": r.typical[name], "high": high}
 
 
 def test_a_tight_cache_is_less_certain_than_a_roomy_one() -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shardwise.answers._plot import plot, plot_timeline
     from shardwise.answers._roofline_points import Roofline, roofline
     from shardwise.answers._train_tree import train_tree
+    from shardwise.answers._values import values_of
     from shardwise.answers._whole_steps import plan_training, train
 
 # Each command needs one of these, so each is loaded when it is used.
@@ -23,6 +24,7 @@ __getattr__ = lazily(
         "_plot": "plot plot_timeline",
         "_roofline_points": "Roofline roofline",
         "_train_tree": "train_tree",
+        "_values": "values_of",
         "_whole_steps": "plan_training train",
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import field
 from functools import cached_property
@@ -9,13 +10,14 @@ from typing import Any, cast
 
 from shardwise.answers._answer import whole_bytes
 from shardwise.cost import Efficiencies, network_of, op_seconds, rates_of
-from shardwise.errors import InputError
+from shardwise.errors import Problems
 from shardwise.field_types import typed
 from shardwise.hardware import Cluster
 from shardwise.ledger.flow import flow
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import keep
 from shardwise.models import Model
+from shardwise.notebook import PlainValues
 from shardwise.ops import (
     CONVENTIONS,
     active_parameters,
@@ -30,7 +32,19 @@ from shardwise.ops.count import PartOps, lines
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.overlap import CostModel, messages
-from shardwise.plans import Plan, Stack, Training, Tuning, find_precision, find_stack, group_shapes, tuning_of
+from shardwise.plans import (
+    RECOMPUTES,
+    Plan,
+    Precision,
+    Stack,
+    Training,
+    Tuning,
+    find_precision,
+    find_stack,
+    group_shapes,
+    tuning_of,
+)
+from shardwise.plans.fields import MOST
 from shardwise.plans.laws import plan_problems
 from shardwise.records import dataclass, replace
 from shardwise.training import TuningSummary, checkpoints, fine_tuning_problems, tuning_summary
@@ -48,7 +62,8 @@ class Counting:
     seq_len: int = 4096
     token_budget: float = 0.0
     recompute: str = "none"
-    precision: str = "bf16"
+    precision: str = ""
+    """A recipe of mixed precision; empty: the framework's own."""
     stack: str = "pytorch"
     job: Training | None = None
     """The fine-tuning whose adapters are counted; None for a model alone."""
@@ -104,7 +119,7 @@ class CountPart:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CountReport:
+class CountReport(PlainValues):
     """Counts of one model. Build one with `count`."""
 
     model: Model
@@ -172,6 +187,11 @@ class CountReport:
         return find_stack(self.counting.stack)
 
     @property
+    def precision(self) -> Precision:
+        """The recipe of mixed precision that widths are of."""
+        return find_precision(self.counting.precision or self.stack.precision)
+
+    @property
     def tuning(self) -> Tuning | None:
         """How the model is fine-tuned, None where it is not."""
         return tuning_of(self.counting.job, self.stack, self.model.family) if self.counting.job else None
@@ -184,7 +204,7 @@ class CountReport:
     @cached_property
     def layout(self) -> Layout[float]:
         """The layout of the operators on one rank."""
-        c, p, precision = self.counting, self.plan, find_precision(self.counting.precision)
+        c, p, precision = self.counting, self.plan, self.precision
         work: TokenBatch[float] = TokenBatch(
             B=c.batch,
             S=c.seq_len,
@@ -209,7 +229,7 @@ class CountReport:
             return None
         rates = rates_of(
             self.cluster.device,
-            find_precision(self.counting.precision).compute,
+            self.precision.compute,
             self.stack.eager_launch_seconds,
             self.efficiencies,
             node_busy=self.cluster.num_devices > 1,
@@ -228,7 +248,7 @@ class CountReport:
         units = checkpoints(self.counting.recompute, ()) if line.block else ()
         ops = flow(line.ops, line.part != "embedding").ops if self.tuning else line.ops
         kept = {t.name for t in keep(ops, units).kept}
-        width = find_precision(self.counting.precision).weight_bytes
+        width = self.precision.weight_bytes
         rows = tuple(_rows(ops, kept, width, self.machine))
         name = line.part if line.block is None else "mtp layer" if line.part == "mtp" else "layer"
         return CountPart(name=name, times=line.times, copies=line.copies, rows=rows)
@@ -276,6 +296,22 @@ def _seconds(op: Op[float], costs: CostModel[float]) -> Seconds:
     )
 
 
+def _problems_of(counting: Counting) -> Problems:
+    """Return what is wrong with what is counted, whatever the model is."""
+    problems = Problems()
+    for name in ("batch", "seq_len"):
+        if not 1 <= (value := getattr(counting, name)) <= MOST:
+            problems.add(name, value, f"must be from 1 to {MOST:,}", "write for example 8")
+    if not (math.isfinite(counting.token_budget) and counting.token_budget >= 0):
+        problems.add("token_budget", counting.token_budget, "must be 0 or more", "use 0 for none, or for example 1e12")
+    if counting.recompute not in RECOMPUTES:
+        problems.add("recompute", counting.recompute, "is not a known choice", "use one of " + ", ".join(RECOMPUTES))
+    with problems.collect():
+        stack = find_stack(counting.stack)
+        find_precision(counting.precision or stack.precision)
+    return problems
+
+
 @typed
 def count(
     model: Model,
@@ -286,17 +322,18 @@ def count(
 ) -> CountReport:
     """Return parameters, FLOPs and operators of a model; `plan` splits the operators, `cluster` adds seconds.
 
-    Raises `InputError` where the plan is not legal for the model.
+    Raises `InputError` where the plan is not legal for the model, or what is counted is not known.
 
     >>> count(Model.load("gpt2")).parameters
     124439808
     """
     plan = replace(plan, sequence_parallel=plan.sequence_parallel and plan.tp > 1)
-    problems = plan_problems(model, plan, counting.seq_len)
-    if counting.job is not None:
-        problems += tuple(fine_tuning_problems(model, plan, counting.job, find_stack(counting.stack)).items)
-    if problems:
-        raise InputError(problems)
+    problems = _problems_of(counting)
+    if not problems.items:
+        problems.items.extend(plan_problems(model, plan, counting.seq_len))
+        if counting.job is not None:
+            problems.items.extend(fine_tuning_problems(model, plan, counting.job, find_stack(counting.stack)).items)
+    problems.raise_if_any()
     return CountReport(model=model, counting=counting, plan=plan, cluster=cluster, efficiencies=efficiencies)
 
 

@@ -12,6 +12,7 @@ from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.cost import family_of, mean_watts, power_model
 from shardwise.errors import InputError, Problem
+from shardwise.notebook import PlainValues
 from shardwise.plans import Training
 from shardwise.records import dataclass, replace
 from shardwise.units import show_count, significant
@@ -27,7 +28,7 @@ ASSUMED = "energy is that of the devices; hosts, network and cooling are what --
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Energy:
+class Energy(PlainValues):
     """What devices draw and use, with 10 % and 90 % of the joules; None where there is no run or no grid.
 
     `joules` are of a training step, of a served batch, or of all requests of a load; `tokens` those that they made.

@@ -140,7 +140,7 @@ def infer_tree(report: InferReport, risk: float = 0.0) -> dict[str, Any]:
     """Return a serving report as plain values: bytes, seconds, tokens per second, dollars."""
     cluster, waves = report.case.cluster, waves_of(report)
     tree = {
-        **report.to_dict(),
+        **report.own_values(),
         "fits": fits_at(report, risk),
         "waves": waves and asdict(waves),
         "risk": risk or None,

@@ -15,7 +15,7 @@ from shardwise.answers._files import command_words, save_best
 from shardwise.answers._infer import infer_changes, infer_tree
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines, show_chance
-from shardwise.answers._plan_page import next_best, rejected, result_tree, with_notes, wrapped
+from shardwise.answers._plan_page import command_of, next_best, rejected, result_tree, with_notes, wrapped
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
 from shardwise.answers._ties import explain_ties, ties_line
@@ -137,7 +137,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
     return plotted(inputs, Answer(0 if result.best else 1, tree, page), draw)
 
 
-def serve_tree(result: ServingResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+def serve_tree(result: ServingResult, commands: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
     best = [
         {
@@ -145,9 +145,9 @@ def serve_tree(result: ServingResult, commands: Sequence[Sequence[str]]) -> dict
             "tokens_per_second_per_gpu": tokens_per_second_per_gpu(report),
             "group": result.group_of(place),
             "placement": placement(report),
-            "command": " ".join(words),
+            **command_of(commands, place),
         }
-        for place, (report, words) in enumerate(zip(result.best, commands, strict=True))
+        for place, report in enumerate(result.best)
     ]
     limits = {name: getattr(result.options, name) for name in SERVE_LIMITS if getattr(result.options, name)}
     return result_tree(result, best, short_serve_tree, {"limits": limits, "risk": result.options.risk})

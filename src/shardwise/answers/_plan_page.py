@@ -30,7 +30,12 @@ _LIMITS: dict[str, Callable[[float], str]] = {
 }
 
 
-def plan_tree(result: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+def command_of(commands: Sequence[Sequence[str]], place: int) -> dict[str, str]:
+    """Return the command that evaluates one of the best plans as a key, no key where the question was no command."""
+    return {"command": " ".join(commands[place])} if commands else {}
+
+
+def plan_tree(result: TrainingResult, commands: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
     from shardwise.answers._train_tree import train_tree
 
@@ -41,9 +46,9 @@ def plan_tree(result: TrainingResult, commands: Sequence[Sequence[str]]) -> dict
             "group": result.group_of(place),
             "alternatives": list(result.alternatives(report)[1:]),
             "placement": placement(report),
-            "command": " ".join(words),
+            **command_of(commands, place),
         }
-        for place, (report, words) in enumerate(zip(result.best, commands, strict=True))
+        for place, report in enumerate(result.best)
     ]
     return result_tree(result, best, short_tree, {"limits": limits_of(result), "risk": result.options.risk})
 

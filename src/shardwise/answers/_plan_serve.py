@@ -196,8 +196,9 @@ def _point(point: FrontPoint) -> dict[str, Any]:
     }
 
 
-def load_tree(result: LoadResult, added: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def load_tree(result: LoadResult, added: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Return the answer of a search as plain values; `added` is what else each of the best has."""
+    added = added or [{}] * len(result.best)
     return {
         "search": {
             "layouts": result.layouts,
@@ -205,11 +206,11 @@ def load_tree(result: LoadResult, added: Sequence[Mapping[str, Any]]) -> dict[st
             "seconds": result.seconds,
             "objective": result.objective,
         },
-        "best": [{**report.to_dict(), **more} for report, more in zip(result.best, added, strict=True)],
-        "fewer": result.fewer.to_dict() if result.fewer is not None else None,
+        "best": [{**report.own_values(), **more} for report, more in zip(result.best, added, strict=True)],
+        "fewer": result.fewer.own_values() if result.fewer is not None else None,
         "front": [_point(point) for point in result.front],
         "rejected": [asdict(row) for row in result.rejected],
-        "nearest": result.nearest.to_dict() if result.nearest is not None else None,
+        "nearest": result.nearest.own_values() if result.nearest is not None else None,
     }
 
 

@@ -26,6 +26,7 @@ from shardwise.cost import op_seconds as trained_seconds
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
+from shardwise.notebook import PlainValues
 from shardwise.records import dataclass, replace
 from shardwise.serving import (
     EngineCostModel,
@@ -117,7 +118,7 @@ class RooflinePoint:
 
 
 @dataclass(frozen=True, repr=False)
-class Roofline:
+class Roofline(PlainValues):
     """The operators of a report against the roofline of its device; `what` says what the shares are of."""
 
     report: TrainReport | InferReport

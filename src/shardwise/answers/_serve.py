@@ -12,6 +12,7 @@ from shardwise.answers._answer import Answer
 from shardwise.answers._energy import asked_energy, energy_tree
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
+from shardwise.answers._load_tree import remedies_of, remedy_tree
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._request_counts import needed_count, stated_count, usual_count
 from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags, stages_of
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from shardwise.answers._page import Page
     from shardwise.hardware import Cluster
     from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving, Workload
-    from shardwise.search import LoadRemedy
     from shardwise.serving import ServingOptions
     from shardwise.serving.load import Autoscale
 
@@ -364,16 +364,11 @@ def answer(inputs: Inputs, width: int) -> Answer:
     plan = report.base.plan
     # Remedies choose how many requests they need, as long as nobody says how many: what is typed with one does too.
     fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, **(simulated_again(report) if report.meets else {})}
-    remedies: tuple[LoadRemedy, ...] = ()
-    if report.fits and not report.meets:
-        from shardwise.search import load_remedies
-
-        remedies = load_remedies(report)
-
+    remedies = remedies_of(report)
     used = asked_energy(inputs, report)
 
     def tree() -> dict[str, Any]:
-        return {**report.to_dict(), **energy_tree(used), "remedies": [remedy_tree(one) for one in remedies]}
+        return {**report.own_values(), **energy_tree(used), "remedies": [remedy_tree(one) for one in remedies]}
 
     def page() -> Page:
         return serve_page(report, command_words("serve", {**inputs.values, **fixed}), width, remedies, used)
@@ -384,14 +379,3 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return load_figure(report, measured)
 
     return plotted(inputs, Answer(0 if report.meets else 1, tree, page), draw)
-
-
-def remedy_tree(one: LoadRemedy) -> dict[str, Any]:
-    """Return a change as plain values: null seconds where the queue still grows."""
-    seconds = one.seconds if math.isfinite(one.seconds) else None
-    return {
-        "field": one.field, "value": one.value, "dp": one.report.base.plan.dp,
-        "metric": one.limit.metric, "quantile": one.limit.quantile, "seconds": seconds,
-        "meets": one.report.meets, "devices": one.report.devices,
-        "capacity": {"requests_per_second": one.report.capacity_per_second},
-    }  # fmt: skip

@@ -119,7 +119,7 @@ def _latencies(report: ServeReport, page: Page) -> None:
 
 
 def _load(report: ServeReport, page: Page) -> None:
-    tree = report.to_dict()
+    tree = report.own_values()
     page.blank()
     served = f"{rate_text(report.requests_per_second)}, {report.output_tokens_per_second:,.0f} output tokens/s"
     page.label("LOAD", f"serves {served}; capacity about {rate_text(report.capacity_per_second)}")

@@ -144,6 +144,26 @@ def _rollout(inputs: Inputs, report: TrainReport) -> tuple[TrainReport, Any, dic
     return report, rollout, phase
 
 
+def _rollout_tree(report: TrainReport, rollout: Any) -> dict[str, Any]:
+    if rollout is None:
+        return {}
+    from shardwise.answers._rollout import rollout_tree
+
+    return rollout_tree(report, rollout)
+
+
+def train_values(report: TrainReport) -> dict[str, Any]:
+    """Return a training plan as plain values, with its rollouts and what fits where no single change does."""
+    case = report.case
+    known = dict(zip(("micro_batch", "global_batch"), case.stated_batches, strict=True))
+    values = {"micro_batch": case.plan.micro_batch, "global_batch": case.job.global_batch}
+    inputs = Inputs(values={name: value for name, value in values.items() if known[name]})
+    if case.accumulation:
+        inputs.values["accumulation"] = case.accumulation
+    report, rollout, _ = _rollout(inputs, report)
+    return train_tree(report) | _rollout_tree(report, rollout) | _saver_trees(inputs, report)
+
+
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise train`."""
     check_drawable(inputs)
@@ -154,15 +174,10 @@ def answer(inputs: Inputs, width: int) -> Answer:
     used = asked_energy(inputs, report)
 
     def tree() -> dict[str, Any]:
-        answer_tree = train_tree(report, inputs.get("risk", 0.0)) | energy_tree(used)
-        if rollout is not None:
-            from shardwise.answers._rollout import rollout_tree
-
-            answer_tree |= rollout_tree(report, rollout)
+        answer_tree = train_tree(report, inputs.get("risk", 0.0)) | energy_tree(used) | _rollout_tree(report, rollout)
         if phase is not None:
             answer_tree["phase"] = phase
-        answer_tree |= _saver_trees(inputs, report)
-        return answer_tree
+        return answer_tree | _saver_trees(inputs, report)
 
     def page() -> Page:
         batches = _batch_flags(inputs, report)

@@ -318,8 +318,8 @@ class InferReport(Card):
         """What decides how far published batches like this one were off."""
         return conditions_of(self.case, self.evaluation.family)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record that `--json` prints; bytes and seconds, None where a price is not known."""
+    def own_values(self) -> dict[str, Any]:
+        """Return what follows from the report alone as plain values; None where a price is not known."""
         names = (
             "fits", "chance_to_fit", "short_by_bytes", "dominant", "ttft_seconds", "tpot_seconds", "request_seconds",
             "request_ttft_seconds", "request_tpot_seconds",
@@ -336,7 +336,6 @@ class InferReport(Card):
         record["memory"] = memory_tree(self)
         record["time"] = {"prefill": time_tree(self.evaluation.prefill), "decode": time_tree(self.evaluation.decode)}
         record["weights"], record["compute"] = self.case.format.name, self.case.compute
-        record["interval"] = {name: {"low": low, "high": high} for name, (low, high) in self.interval.items()}
         record["assumptions"] = list(self.assumptions)
         return record
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from shardwise.hardware import Cluster
 from shardwise.models import Model
+from shardwise.notebook import PlainValues
 from shardwise.plans import STAGE_AXES, Plan, Training, find_sharding, named_groups, splits_replicas
 from shardwise.records import dataclass
 from shardwise.training._case import TrainingOptions
@@ -80,7 +81,7 @@ class AxisMessages:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CommReport:
+class CommReport(PlainValues):
     """The communication of one training plan. Build one with `comm`."""
 
     report: TrainReport

@@ -297,8 +297,8 @@ class ServeReport(Card):
         decode = self.fleet.decode
         return causes_of(self.requests, ((self.fleet.prefill or decode).table, decode.table), metric, name)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record that `--json` prints; seconds, requests a second, None where a value is not known.
+    def own_values(self) -> dict[str, Any]:
+        """Return what follows from the report alone as plain values; None where one is not known.
 
         `running`, `waiting` and `kv` are of one replica, of one of its queues where attention is data
         parallel or pipeline stages have several batches in flight.
