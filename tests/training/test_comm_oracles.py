@@ -15,7 +15,7 @@ import pytest
 
 from shardwise.hardware import Cluster
 from shardwise.models import model_from_config
-from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans import Plan, Stack, Training, find_stack
 from shardwise.training import CommReport, TrainingOptions, comm
 
 HERE = Path(__file__).parents[1] / "data/training"
@@ -35,7 +35,7 @@ TENSOR = [
 ]
 
 
-def predicted(layers: int, seq_len: int, plan: Plan, options: tuple[str, str]) -> CommReport:
+def predicted(layers: int, seq_len: int, plan: Plan, options: tuple[str | Stack, str]) -> CommReport:
     """Return the report of Llama 3.2 1B with so many layers, one sequence on each replica."""
     model = model_from_config(DATA["configs"][f"llama3.2-1b-{layers}"], name="llama-3.2-1b")
     stack, precision = options
@@ -55,9 +55,12 @@ def by_verb(found: CommReport, axis: str) -> dict[str, tuple[float, float]]:
 
 @pytest.mark.parametrize(("layers", "world", "seq_len", "seen"), FSDP)
 def test_fsdp_messages_are_those_recorded(layers: int, world: int, seq_len: int, seen: dict[str, Any]) -> None:
-    """FSDP2, a unit a layer and the root: gathers in bf16 (the root once), gradients scattered in fp32."""
+    """FSDP2, a unit a layer and the root: gathers in bf16 (the root once), gradients scattered in fp32.
+
+    Recorded with a policy that reduces in fp32; accelerate's own reduces in the type of mixed precision.
+    """
     plan = Plan(dp=world, micro_batch=1, sharding="fsdp")
-    found = predicted(layers, seq_len, plan, ("accelerate", "amp-bf16"))
+    found = predicted(layers, seq_len, plan, (replace(find_stack("accelerate"), scatter_bytes=4.0), "amp-bf16"))
     assert by_verb(found, "dp") == seen
     assert set(found.axes) == {"dp"}
     assert found.axes["dp"].messages_per_step == sum(calls for calls, _ in seen.values())
@@ -96,8 +99,11 @@ def test_tensor_parallel_messages_are_those_recorded(
     assert {f.message.shape for f in found.on("tp", 0)} == {(1, seq_len, 2048)}
 
 
-def traced_plan(run: dict[str, Any]) -> tuple[Plan, tuple[str, str]]:
-    """Return the plan of a traced step, and its stack and precision; `fully_shard` of the model is its root unit."""
+def traced_plan(run: dict[str, Any]) -> tuple[Plan, tuple[str | Stack, str]]:
+    """Return the plan of a traced step, and its stack and precision; `fully_shard` of the model is its root unit.
+
+    Its policy reduces in fp32, which accelerate's own does not.
+    """
     mode, world = run["mode"], run["world"]
     tp = run.get("tp", world if mode.startswith("tp") else 1)
     fsdp = "fsdp" if run.get("reshard", True) else "shard-grad-op"
@@ -105,7 +111,8 @@ def traced_plan(run: dict[str, Any]) -> tuple[Plan, tuple[str, str]]:
     split = mode in ("tp_sp", "tp_fsdp")
     plan = Plan(tp=tp, dp=world // tp, micro_batch=run["batch"], sharding=sharding, shard=run.get("shard", 1),
                 sequence_parallel=split)  # fmt: skip
-    return plan, ("fsdp2-2024" if split else "transformers", "bf16-pure" if sharding == "none" else "amp-bf16")
+    stack = find_stack("fsdp2-2024") if split else replace(find_stack("transformers"), scatter_bytes=4.0)
+    return plan, (stack, "bf16-pure" if sharding == "none" else "amp-bf16")
 
 
 def traced_messages(run: dict[str, Any]) -> dict[str, list[float]]:

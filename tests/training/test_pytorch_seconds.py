@@ -134,6 +134,27 @@ def test_gradients_are_reduced_in_the_width_of_the_stack() -> None:
     assert narrow == pytest.approx(wide / 2)
 
 
+# accelerate 1.15.0 utils/dataclasses.py set_mixed_precision: reduce_dtype is the type of mixed precision; verl 0.9.1
+# workers/engine/fsdp/transformer_impl.py: fp32 unless told.
+@pytest.mark.parametrize(
+    ("stack", "precision", "width"),
+    [
+        ("accelerate", "amp-bf16", 2),
+        ("transformers", "amp-bf16", 2),
+        ("axolotl", "amp-bf16", 2),
+        ("accelerate", "fp32", 4),
+        ("verl", "amp-bf16", 4),
+        ("fsdp2", "amp-bf16", 4),
+    ],
+)
+def test_accelerate_reduces_gradients_in_the_type_of_mixed_precision(stack: str, precision: str, width: int) -> None:
+    """Shards of fp32 gradients are summed in 16 bits around transformers, in 32 where the framework says so."""
+    model, job = load_model("llama-2-7b"), replace(JOB, global_batch=32, precision=precision)
+    flows = comm(model, CLUSTER, FSDP, job, TrainingOptions(stack=stack)).flows[0]
+    sent = sum(f.message.size_bytes * f.per_step for f in flows if f.message.tensor == "gradients")
+    assert sent == width * 6_738_415_616
+
+
 def test_a_pipeline_moves_sharded_weights_once_a_step() -> None:
     """FSDP keeps a stage's weights gathered and its gradients whole from micro-batch to micro-batch of a pipeline."""
     plan = Plan(pp=2, dp=0, micro_batch=1, sharding="fsdp")

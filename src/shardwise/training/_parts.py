@@ -74,6 +74,12 @@ class Recipe:
         return self.narrow_gather_bytes or self.precision.activation_bytes
 
     @property
+    def scatter_bytes(self) -> float:
+        """Bytes of an element of sharded gradients when they are reduced: never fewer than those of compute."""
+        own = self.stack.scatter_bytes
+        return max(own, self.precision.activation_bytes) if own else self.precision.gradient_bytes
+
+    @property
     def cast_bytes(self) -> float:
         """Bytes moved for an element of a narrow GEMM's weight behind its gather; 0 where none is gathered.
 

@@ -66,7 +66,7 @@ def scatters(sizes: PlanSizes[X], recipe: Recipe, params: tuple[X, X]) -> tuple[
     groups = (("shard", "replicate", sizes.shard_share), ("expert_shard", "expert_replicate", sizes.expert_share))
     messages: list[StateMessage[X]] = []
     for count, (inner, outer, share), kind in zip(params, groups, ("", "expert "), strict=True):
-        size, tensor = (recipe.stack.scatter_bytes or recipe.precision.gradient_bytes) * count, f"{kind}gradients"
+        size, tensor = recipe.scatter_bytes * count, f"{kind}gradients"
         messages.append(StateMessage(group=inner, verb="reduce_scatter", size_bytes=size, tensor=tensor))
         if recipe.replicates_shards:
             rest = divide(size, share)
