@@ -217,13 +217,12 @@ def _ends(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Sta
 
 def _layers(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X, X, X]:
     """Return bytes of the gathered layers and of whole gradients in forward, at the loss, in backward, at its end."""
-    width = recipe.precision.activation_bytes
+    width = recipe.whole_gradient_bytes
     whole_parts, classes = in_compute(recipe, parts), trained(recipe, parts)
     unit, layers = layer_units(recipe, whole_parts, stage)
     ends, every = total(end_units(recipe, whole_parts, stage)), total(owned(whole_parts, stage))
     one = total(own.precision.gradient_bytes * layer_units(own, some, stage)[0] for own, some in classes)
     all_made = total(own.precision.gradient_bytes * total(owned(some, stage)) for own, some in classes)
-    # torch/distributed/fsdp/_runtime_utils.py, _post_backward_hook: unreduced they stay as backward made them.
     kept = width * total(total(owned(some, stage)) for _, some in classes)
     if parts.tuned and recipe.stack.whole_gradients == "units":
         # PyTorch documentation, FullyShardedDataParallel, use_orig_params: gradients of a flat parameter that holds

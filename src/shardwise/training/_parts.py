@@ -80,6 +80,13 @@ class Recipe:
         return max(own, self.precision.activation_bytes) if own else self.precision.gradient_bytes
 
     @property
+    def whole_gradient_bytes(self) -> float:
+        """Bytes of an element of gradients that stay whole until the last micro-batch (no_sync): as made in FSDP1."""
+        # torch v2.13 distributed/fsdp/_fully_shard/_fsdp_param.py to_accumulated_grad_if_needed: FSDP2's as reduced.
+        made = self.precision.activation_bytes
+        return made if self.stack.fsdp_padding == "flat" else max(made, self.scatter_bytes)
+
+    @property
     def cast_bytes(self) -> float:
         """Bytes moved for an element of a narrow GEMM's weight behind its gather; 0 where none is gathered.
 
