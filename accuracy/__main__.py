@@ -1,6 +1,6 @@
 """Commands of this folder: the page of accuracy, stored results made anew, frozen predictions, rows.
 
-    python -m accuracy                                   errors on the shipped measurements, and stored coverage
+    python -m accuracy                                   stored errors on the shipped measurements, and coverage
     python -m accuracy update [--accept] [FILE.csv ...]  intervals (bands.toml) and stored results from these files
     python -m accuracy frozen [--update]                 how predictions of the frozen cases moved, or freeze them anew
     python -m accuracy rows [FILE.csv ...]               every row with its prediction, as CSV

@@ -1,16 +1,18 @@
 """Print how predictions of the frozen cases moved, or freeze them anew: `python -m accuracy frozen --update`.
 
-About fifty shipped measurements, one a source, metric and kind of model; a commit that moves one shows it.
+Of the shipped measurements one a source, metric and kind of model, of those that no constant rests on one a source and
+metric; a commit that moves one shows it. They stand for the whole tables, which take minutes to predict.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accuracy import unseen
 from accuracy.files import RESULTS, shipped
 from accuracy.published import KINDS, Published, released
 from shardwise.measured import Comparison, compared, read_table
@@ -25,13 +27,27 @@ def cases() -> dict[str, dict[str, Any]]:
     for row in released().predicted:
         if row.kind in ("training", "inference"):
             chosen.setdefault((row.source, row.metric, row.family), row)
-    return {name_of(row.case_id, row.metric): figures(row) for row in chosen.values()}
+    every = (*chosen.values(), *_first_of_each(unseen.FILES))
+    return {name_of(row.case_id, row.metric): figures(row) for row in every}
+
+
+def _first_of_each(files: Iterable[Path]) -> Iterator[Comparison]:
+    """Yield of each source and metric of some files the first row that is predicted; others are not predicted."""
+    chosen = set[tuple[str, str]]()
+    for path in files:
+        table, context = read_table(str(path), KINDS), Published(path.parent)
+        for raw in table.rows:
+            key = raw.get("source", ""), raw.get("metric", "")
+            for row in () if key in chosen else compared(replace(table, rows=(raw,)), context):
+                if row.status == "predicted":
+                    chosen.add(key)
+                    yield row
 
 
 def again(names: frozenset[str]) -> dict[str, dict[str, Any]]:
     """Return the present predictions of the cases of these names alone, without those of any other row."""
     found: dict[str, dict[str, Any]] = {}
-    for path in shipped():
+    for path in (*shipped(), *map(str, unseen.FILES)):
         table = read_table(path, KINDS)
         own = tuple(row for row in table.rows if name_of(row.get("case_id", ""), row.get("metric", "")) in names)
         for row in compared(replace(table, rows=own), Published(Path(path).parent)):

@@ -34,8 +34,14 @@ _SETTINGS = "_hypothesis_internal_use_settings"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take how many times as many examples of each law are tried."""
+    """Take how many times as many examples of each law are tried, and whether every row is predicted."""
     parser.addoption("--laws-times", type=int, default=1, help="so many times as many examples of each law")
+    parser.addoption("--every-row", action="store_true", help="predict every published row too, which takes minutes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register what tests are marked with."""
+    config.addinivalue_line("markers", "every_row: predicts whole tables of published runs, for --every-row alone")
 
 
 def pytest_unconfigure() -> None:
@@ -51,7 +57,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let every law try more examples, other ones under each seed."""
+    """Leave out what predicts every row; let every law try more examples, other ones under each seed."""
+    if not config.getoption("--every-row"):
+        items[:] = [item for item in items if item.get_closest_marker("every_row") is None]
     times = config.getoption("--laws-times")
     # Items of one law with several parameters share its function.
     laws = {id(item.obj): item.obj for item in items if hasattr(getattr(item, "obj", None), _SETTINGS)}

@@ -1,4 +1,4 @@
-"""Predictions of some fifty published runs, one a source, metric and kind of model, are what they were."""
+"""Predictions of some published runs, at least one a source and metric, are what they were."""
 
 from __future__ import annotations
 
