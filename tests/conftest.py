@@ -1,17 +1,23 @@
-"""How often laws are tried: the same examples in every run, or more of them under a seed.
+"""How often laws are tried: the first half of their examples, the same in every run, or more of them under a seed.
 
-`python -m pytest tests/laws tests/serving --laws-times 100 --hypothesis-seed 7` tries a hundred times as many.
+`python -m pytest tests/laws tests/serving --laws-times 100 --hypothesis-seed 7` tries a hundred times as many as they
+state, and no other test.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.errors import StopTest, UnsatisfiedAssumption
 from hypothesis.internal.conjecture import providers
 
 # Objects made between two looks for dead cycles. Records of a prediction and items of a collection live long: to look
@@ -35,7 +41,8 @@ _SETTINGS = "_hypothesis_internal_use_settings"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take how many times as many examples of each law are tried, and whether every row is predicted."""
-    parser.addoption("--laws-times", type=int, default=1, help="so many times as many examples of each law")
+    words = "so many times the examples that each law states; above 1 laws alone, of other examples each time"
+    parser.addoption("--laws-times", type=float, default=0.5, help=words)
     parser.addoption("--every-row", action="store_true", help="predict every published row too, which takes minutes")
 
 
@@ -61,8 +68,48 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--every-row"):
         items[:] = [item for item in items if item.get_closest_marker("every_row") is None]
     times = config.getoption("--laws-times")
+    if times > 1:
+        items[:] = [item for item in items if hasattr(getattr(item, "obj", None), _SETTINGS)]
     # Items of one law with several parameters share its function.
     laws = {id(item.obj): item.obj for item in items if hasattr(getattr(item, "obj", None), _SETTINGS)}
-    for law in laws.values() if times > 1 else ():
+    for law in laws.values():
         own = getattr(law, _SETTINGS)
-        setattr(law, _SETTINGS, settings(own, max_examples=own.max_examples * times, derandomize=False))
+        if times > 1:
+            examples = math.ceil(own.max_examples * times)
+            setattr(law, _SETTINGS, settings(own, max_examples=examples, derandomize=False))
+        elif times < 1:
+            some = math.ceil(own.max_examples * times)
+            law.hypothesis.inner_test = _first_examples(law.hypothesis.inner_test, some)
+
+
+# How many more examples each law of which some are tried is asked of, and how many at first.
+_LEFT: dict[Any, float] = {}
+_FIRST: dict[Any, int] = {}
+
+
+def _first_examples(law: Callable[..., None], most: int) -> Callable[..., None]:
+    """Return a law that is asked of the first examples of a run: fewer `max_examples` would be others, not a part."""
+
+    @wraps(law)
+    def asked(*args: Any, **kwargs: Any) -> None:
+        _LEFT[asked] -= 1
+        if _LEFT[asked] < 0:
+            return
+        try:
+            law(*args, **kwargs)
+        except (UnsatisfiedAssumption, StopTest):
+            raise
+        except BaseException:
+            # What breaks it is tried again and made smaller.
+            _LEFT[asked] = math.inf
+            raise
+
+    _FIRST[asked] = most
+    return asked
+
+
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Let each item of a law have its first examples."""
+    law = getattr(getattr(getattr(item, "obj", None), "hypothesis", None), "inner_test", None)
+    if law in _FIRST:
+        _LEFT[law] = _FIRST[law]
