@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from shardwise.answers import _main
+from shardwise.answers import _main, _train
 from shardwise.answers._answer import Answer
+from shardwise.answers._inputs import Inputs
 from shardwise.cli import main
+from shardwise.training import TrainReport
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,28 @@ def both(*words: str) -> tuple[Done, Done]:
 
     with mock.patch.object(_main, "answer", once):
         return run(*words), run(*words, "--json")
+
+
+def trained(*words: str) -> TrainReport:
+    """Return the report that a `train` command line is answered from.
+
+    The answer itself takes ten times as long: it says what changes and savers would do.
+    """
+    reports: list[TrainReport] = []
+    ask = _train.trained
+
+    def once(given: Inputs) -> TrainReport:
+        reports.append(ask(given))
+        return reports[0]
+
+    with mock.patch.object(_train, "trained", once):
+        _main.answer(words)
+    return reports[0]
+
+
+def figures(report: TrainReport) -> tuple[int, float]:
+    """Return the bytes and the seconds of a report as JSON has them."""
+    return round(report.device_bytes), report.step_seconds
 
 
 # Work without a bound takes hours or does not end, bounded work a second or two: the line between them is drawn where

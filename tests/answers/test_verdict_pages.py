@@ -6,11 +6,10 @@ import json
 import re
 import shlex
 from itertools import chain
-from typing import Any
 
 import pytest
 
-from command_line import both, run
+from command_line import both, figures, run, trained
 
 # A rate is lowest where its price is highest.
 CROSSED = (("typical", "typical"), ("high", "low"))
@@ -157,10 +156,8 @@ def test_a_saver_asked_again_is_what_it_was_said_to_be(stack: str) -> None:
     assert able
     for one in able:
         own = () if "--stack" in one["flags"] else ("--stack", stack)
-        again = json.loads(run(*words, *own, *one["batches"].split(), *one["flags"].split()).out)
-        assert (again["device_bytes"], again["step_seconds"]) == (one["device_bytes"], one["step_seconds"]), one[
-            "flags"
-        ]
+        again = trained(*words, *own, *one["batches"].split(), *one["flags"].split())
+        assert figures(again) == (one["device_bytes"], one["step_seconds"]), one["flags"]
 
 
 def test_a_change_to_recompute_sends_to_the_host_what_its_framework_does() -> None:
@@ -184,8 +181,8 @@ def test_savers_that_fit_together_are_what_they_were_said_to_be(model: str) -> N
     page = " ".join(printed.out.split())
     for at, one in enumerate(tree["proposals"]):
         assert one["batches"] == "--micro-batch 1 --global-batch 1"
-        again = json.loads(run(*words, "--json", *one["batches"].split(), *one["flags"].split()).out)
-        assert (again["device_bytes"], again["step_seconds"]) == (one["device_bytes"], one["step_seconds"])
+        again = trained(*words, *one["batches"].split(), *one["flags"].split())
+        assert figures(again) == (one["device_bytes"], one["step_seconds"])
         assert one["flags"] in page or at >= 4
     assert f"computed with {tree['proposals'][0]['batches']}" in page
 
@@ -210,8 +207,8 @@ def test_a_change_names_the_framework_that_it_would_leave(words: str) -> None:
             continue
         moved += "--stack" in flags or bool(stack)
         more = ("--stack", stack) if stack else ()
-        again = json.loads(run(*asked, *batches, *flags.split(), *more, "--json").out)
-        assert again["device_bytes"] == pytest.approx(device_bytes, abs=1), flags
+        again = trained(*asked, *batches, *flags.split(), *more)
+        assert again.device_bytes == pytest.approx(device_bytes, abs=1), flags
     assert moved
 
 
@@ -249,24 +246,22 @@ def test_changes_beside_stated_accumulation_are_what_they_give_when_typed(batche
     pairs = batches.split()
     words |= dict(zip(pairs[::2], pairs[1::2], strict=True))
 
-    def asked(changed: dict[str, str], *more: str) -> dict[str, Any]:
-        every = [word for pair in (words | changed).items() for word in pair]
-        answer: dict[str, Any] = json.loads(run("train", "llama-3.1-8b", *every, *more, "--json").out)
-        return answer
+    def asked(changed: dict[str, str]) -> list[str]:
+        return ["train", "llama-3.1-8b", *(word for pair in (words | changed).items() for word in pair)]
 
-    tree = asked({}, "--savers")
+    tree = run(*asked({}), "--savers", "--json").tree
     left = tree["savers"][0]["batches"].split()
     open_flags = dict(zip(left[::2], left[1::2], strict=True))
     assert tree["changes"] and not tree["fits"]
     for one in tree["changes"]:
         own = {"--" + one["field"].replace("_", "-"): str(one["value"])}
-        again = asked(open_flags | own)
-        assert (again["device_bytes"], again["step_seconds"]) == (one["needed_bytes"], one["step_seconds"]), own
-        assert (one["global_batch"] or tree["job"]["global_batch"]) == again["job"]["global_batch"]
+        again = trained(*asked(open_flags | own))
+        assert figures(again) == (one["needed_bytes"], one["step_seconds"]), own
+        assert (one["global_batch"] or tree["job"]["global_batch"]) == again.job.global_batch
     alone = [one for one in tree["savers"] if not one["problem"] and len(one["flags"].split()) == 2]
     for one in alone:
         flag, value = one["flags"].split()
-        again = asked(open_flags | {flag: value})
-        assert (again["device_bytes"], again["step_seconds"]) == (one["device_bytes"], one["step_seconds"]), flag
-    page = run("train", "llama-3.1-8b", *[word for pair in words.items() for word in pair]).out
+        again = trained(*asked(open_flags | {flag: value}))
+        assert figures(again) == (one["device_bytes"], one["step_seconds"]), flag
+    page = run(*asked({})).out
     assert "--accumulation 4" in page.partition("AGAIN")[2]

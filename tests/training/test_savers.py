@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from command_line import run
+from command_line import run, trained
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Settings, Training, find_stack
@@ -94,9 +94,9 @@ def test_weights_that_no_devices_hold_go_to_the_host_beside_adapters(stack: str,
     assert proposals and all(one["fits"] for one in proposals)
     for one in proposals:
         kept = words[:4] if "--stack" in one["flags"] else words[:6]
-        again = run(*kept, *flags, *one["flags"].split(), *one["batches"].split(), "--json").tree
-        assert again["fits"] and not again["unlaunched"]
-        assert again["device_bytes"] == pytest.approx(one["device_bytes"], abs=1)
+        again = trained(*kept, *flags, *one["flags"].split(), *one["batches"].split())
+        assert again.fits and not again.unlaunched
+        assert again.device_bytes == pytest.approx(one["device_bytes"], abs=1)
 
 
 def test_a_bundle_keeps_the_recomputation_that_its_offload_no_longer_asks_for() -> None:
@@ -107,8 +107,8 @@ def test_a_bundle_keeps_the_recomputation_that_its_offload_no_longer_asks_for() 
         one for one in run(*words, "--savers", "--json").tree["proposals"] if "activations" not in one["flags"]
     ]
     (one,) = (one for one in proposals if one["flags"].endswith("--offload optimizer,gradients,parameters --stack trl"))
-    again = run(*words[:6], *words[8:], *one["flags"].split(), "--json").tree
-    assert (again["device_bytes"], again["fits"]) == (pytest.approx(one["device_bytes"], abs=1), one["fits"])
+    again = trained(*words[:6], *words[8:], *one["flags"].split())
+    assert (again.device_bytes, again.fits) == (pytest.approx(one["device_bytes"], abs=1), one["fits"])
 
 
 _CUT = (
@@ -134,8 +134,8 @@ def test_a_framework_is_named_where_stages_that_it_cut_hide_that_another_would_r
     assert own
     for one in own:
         kept = flags.replace("--recompute attention", "").replace("--sharding zero2", "").split()
-        again = run(*words, *kept, *one["flags"].split(), "--json").tree
-        assert again["device_bytes"] == pytest.approx(one["device_bytes"], abs=1), one["flags"]
+        again = trained(*words, *kept, *one["flags"].split())
+        assert again.device_bytes == pytest.approx(one["device_bytes"], abs=1), one["flags"]
 
 
 def test_where_nothing_fits_the_least_is_named() -> None:
@@ -214,8 +214,8 @@ def test_savers_say_to_how_many_layers_the_least_recomputation_was_limited() -> 
     tree = run(*words, "--recompute", "auto", "--savers", "--json").tree
     assert tree["plan"]["recompute_layers"]
     (one,) = (one for one in tree["savers"] if one["flags"] == "--adapter-precision bf16")
-    again = run(*words, *one["flags"].split(), *one["batches"].split(), "--json").tree
-    assert again["device_bytes"] == pytest.approx(one["device_bytes"], abs=1)
+    again = trained(*words, *one["flags"].split(), *one["batches"].split())
+    assert again.device_bytes == pytest.approx(one["device_bytes"], abs=1)
 
 
 @pytest.mark.parametrize("recompute", ["auto", "selective"])
@@ -230,8 +230,8 @@ def test_savers_of_a_plan_without_a_framework_keep_the_one_that_they_were_asked_
         flags = [*one["flags"].split(), *one["batches"].split()]
         kept = [] if "--recompute" in flags else ["--recompute", recompute]
         own = words if "--sharding" not in flags else [*words[:6], *words[8:]]
-        again = run(*own, *kept, *flags, "--json").tree
-        assert again["device_bytes"] == pytest.approx(one["device_bytes"], abs=1), flags
+        again = trained(*own, *kept, *flags)
+        assert again.device_bytes == pytest.approx(one["device_bytes"], abs=1), flags
         assert "--recompute" in one["batches"] or recompute != "auto" or "--recompute" in one["flags"]
 
 
@@ -254,4 +254,4 @@ def test_savers_of_a_framework_and_the_plan_itself_are_what_is_typed(words: str)
         plain = [f"--{word}".split() for word in " ".join(asked).split(" --")[1:]]
         kept = [words for words in plain if words[0] not in flags.split()]
         typed = [*asked[:2], *(word for words in kept for word in words), *flags.split()]
-        assert run(*typed, "--json").tree["device_bytes"] == pytest.approx(one["device_bytes"]), flags
+        assert trained(*typed).device_bytes == pytest.approx(one["device_bytes"], abs=1), flags
