@@ -9,7 +9,15 @@ from dataclasses import replace
 import pytest
 
 from serving.serving_cases import ask
-from shardwise.cost import Datasheet, Efficiencies, constants, experts_seconds, rates_of, routed_tiles, tile_rows
+from shardwise.cost import (
+    Datasheet,
+    Efficiencies,
+    constants,
+    experts_seconds,
+    rates_of,
+    routed_tiles,
+    tile_rows,
+)
 from shardwise.hardware import find_device
 from shardwise.plans import Plan, Serving
 from shardwise.serving._cost_model import engine_cost_model, op_seconds
@@ -271,6 +279,18 @@ def test_inputs_are_quantised_by_a_kernel_of_their_own(engine: str, weights: str
     more = min(table[own.kernels].start_seconds, own.quantisation.kernel_seconds) if apart else 0.0
     assert float(dict(server.narrow)[dtype].matmul_start) == pytest.approx(float(alone) + more)
     assert 0.0 <= more <= 5e-6
+
+
+@pytest.mark.parametrize("weights", ["fp8-block", "nvfp4", "int4"])
+def test_the_gate_of_shared_experts_stays_in_16_bits(weights: str) -> None:
+    """Its one output is no layer that an engine quantises: it takes what it takes beside 16-bit weights."""
+    narrow, wide = (
+        ask(
+            "qwen3.6-35b-a3b", Serving(batch=1, weights=form), device="b200-sxm-180gb", engine="sglang"
+        ).evaluation.decode.operators["mlp.shared_gate"]
+        for form in (weights, "bf16")
+    )
+    assert narrow == pytest.approx(wide)
 
 
 def test_kernels_over_latent_caches_are_planned_once_a_step() -> None:

@@ -26,12 +26,13 @@ OpRole: TypeAlias = Literal[
     "embedding", "norm", "add", "head", "loss", "sampling",
     "qkv", "q_down", "q_up", "kv_down", "kv_up", "out",
     "rotary", "attention", "indexer", "scores", "softmax", "context", "cache_write",
-    "up", "activation", "down", "feed_forward", "router", "dispatch", "combine",
+    "up", "activation", "down", "feed_forward", "shared_gate", "router", "dispatch", "combine",
     "scan", "state", "steps", "other",
 ]  # fmt: skip
 """What an operator does, and so which of them a rule means; its name is for people.
 
-"up" and "down" are GEMMs of a feed-forward or of its experts, "feed_forward" its other maps, "scores" and "context"
+"up" and "down" are GEMMs of a feed-forward or of its experts, "shared_gate" the map to the one value that scales what
+shared experts give, "feed_forward" its other maps, "scores" and "context"
 the two GEMMs of unfused attention, "scan" a recurrence over chunks in kernels of its own, "state" what moves the
 recurrent state of each sequence that is served, "steps" element-wise kernels that run one by one whatever is fused.
 """

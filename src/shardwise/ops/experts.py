@@ -293,7 +293,7 @@ def _small(y: Layout[X], name: str, region: str, sizes: tuple[int, int], source:
     inputs, outputs = sizes
     zero = 0 * y.tokens
     shape = LinearShape(inputs=inputs + zero, outputs=outputs + zero, whole_inputs=inputs, whole_outputs=outputs,
-                  role="feed_forward")  # fmt: skip
+                  role="shared_gate" if outputs == 1 else "feed_forward")  # fmt: skip
     return y.whole(name, region, shape, source)
 
 

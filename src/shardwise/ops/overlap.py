@@ -207,7 +207,7 @@ def slowed_passes(costs: CostModel[X], op: Op[X], t: PassSeconds[X], hidden: Ite
 
 
 # What every layer has: the last map of a mixer or of a feed-forward.
-_OF_LAYERS = frozenset({"out", "down", "feed_forward", "combine"})
+_OF_LAYERS = frozenset({"out", "down", "feed_forward", "shared_gate", "combine"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,14 +85,14 @@ class WeightFormat:
         return own if own.holds(weight) and (own is self or own.bits < self.rest_bits) else None
 
     def holds(self, weight: Weight[Any]) -> bool:
-        """Return whether a weight takes the format: vectors never below 16 bits, routers only where all do."""
+        """Return whether a weight takes the format: vectors never below 16 bits, gates only where all do."""
         if self.scope == "all":
             return weight.kind != "vector" or self.bits >= 16
         if weight.kind != "matrix":
             return False
         if self.scope == "feed-forward":
             return weight.expert or weight.role in _FEED_FORWARD
-        return weight.expert if self.scope == "experts" else weight.role != "router"
+        return weight.expert if self.scope == "experts" else weight.role not in WIDE_ROLES
 
     def element_bytes(self, weight: Weight[Any]) -> float:
         """Return bytes of one element of a weight."""
@@ -113,7 +113,7 @@ def parts_of(weight: Weight[Any]) -> tuple[str, ...]:
     """Return the parts that a matrix belongs to, the narrowest first; none where it is an expert's or none's."""
     if weight.kind == "head":
         return ("head",)
-    if weight.expert or weight.kind != "matrix" or weight.role == "router":
+    if weight.expert or weight.kind != "matrix" or weight.role in WIDE_ROLES:
         return ()
     if weight.module == "attention" and weight.role == "out":
         return ("attention-out", "attention")
@@ -121,6 +121,10 @@ def parts_of(weight: Weight[Any]) -> tuple[str, ...]:
 
 
 _FEED_FORWARD = ("up", "down", "feed_forward", "router")
+
+# Qwen's gate of shared experts is no layer that engines quantise: a plain torch.nn.Linear in
+# github.com/sgl-project/sglang 0.5.6 and 0.5.15 python/sglang/srt/models/qwen2_moe.py, quant_config None beside it.
+WIDE_ROLES = ("router", "shared_gate")
 
 
 def tensor_key(weight: Weight[Any]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from shardwise.ledger.op import Weight
 from shardwise.models import Block, Model, attending_heads, tensor_shares
 from shardwise.ops.count import lines, whole_layout
 from shardwise.records import replace
-from shardwise.serving._formats import WeightFormat, format_tables, tensor_key
+from shardwise.serving._formats import WIDE_ROLES, WeightFormat, format_tables, tensor_key
 
 
 def mixed(form: WeightFormat, model: Model) -> WeightFormat:
@@ -57,7 +57,7 @@ def _bits(name: str, model: Model, block: Block | None, weight: Weight[Any]) -> 
     types, mixture = table["tensor_types"], table["mixtures"][name]
     wide = 16.0 if re.fullmatch(table["wide_tensors"]["names"], weight.name) else 32.0
     positions = weight.kind == "embedding" and weight.role != "embedding" and weight.shape
-    if weight.kind == "vector" or weight.role == "router" or positions or wide == 16.0:
+    if weight.kind == "vector" or weight.role in WIDE_ROLES or positions or wide == 16.0:
         yield wide, float(weight.whole)
         return
     trained = table["trained_experts"]
