@@ -12,6 +12,7 @@ from serving.serving_cases import ask
 from shardwise.cost import (
     Datasheet,
     Efficiencies,
+    bandwidth_of,
     constants,
     experts_seconds,
     rates_of,
@@ -279,6 +280,27 @@ def test_inputs_are_quantised_by_a_kernel_of_their_own(engine: str, weights: str
     more = min(table[own.kernels].start_seconds, own.quantisation.kernel_seconds) if apart else 0.0
     assert float(dict(server.narrow)[dtype].matmul_start) == pytest.approx(float(alone) + more)
     assert 0.0 <= more <= 5e-6
+
+
+@pytest.mark.parametrize(
+    ("engine", "weights", "kind"),
+    [("sglang", "fp8-block", "fp8_block"), ("tensorrt-llm", "fp8-block", "fp8_block"), ("vllm", "nvfp4", "fp4")],
+)
+def test_every_rank_streams_the_inputs_that_it_quantises(engine: str, weights: str, kind: str) -> None:
+    """A prompt's hidden states are read in 16 bits and written narrow at the table's share, whatever tp is."""
+    tokens, layers, hidden = 8192, 80, 8192
+    own = find_engine(engine)
+    fused = replace(own, quantisation=replace(own.quantisation, unfused_types=(), kernel_seconds=1.0))
+    job = Serving(batch=1, input_tokens=tokens, output_tokens=2, weights=weights)
+    table, device = constants().families["blackwell"].matmul[kind].quantise[own.kernels], find_device("b200-sxm-180gb")
+    streamed = 3 * tokens * hidden / (table.efficiency * bandwidth_of(device.device))
+    started = min(table.start_seconds, own.quantisation.kernel_seconds)
+    for tp in (2, 8):
+        apart, without = (
+            ask("llama-3.1-70b", job, Plan(tp=tp), device="b200-sxm-180gb", engine=one).evaluation.prefill.operators
+            for one in (own, fused)
+        )
+        assert apart["qkv"] - without["qkv"] == pytest.approx(layers * (started + streamed))
 
 
 @pytest.mark.parametrize("weights", ["fp8-block", "nvfp4", "int4"])

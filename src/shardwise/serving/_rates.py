@@ -7,7 +7,7 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from shardwise.cost import Rates, constants, family_of, gemm_rates, rates_of
+from shardwise.cost import Rates, bandwidth_of, constants, family_of, gemm_rates, rates_of
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, maximum
 from shardwise.ledger.traced import leaf
@@ -17,6 +17,9 @@ from shardwise.serving._engine import Engine
 from shardwise.serving._formats import WeightFormat
 from shardwise.serving._kernels import steady_state_memory, watts_per_core
 from shardwise.serving._replayed import replay_seconds, replayed_start
+
+# An input of 16 bits is read and written in 8: as the tables of GEMMs count it (accuracy/kernels/products.py).
+_QUANTISED_BYTES = 3.0
 
 
 def engine_rates(case: ServingCase, fitted: Rates[Any]) -> dict[str, Rates[Any]]:
@@ -157,8 +160,9 @@ def _summed(rates: Any, case: ServingCase) -> Any:
 def _fused_quantisation(rates: Any, case: ServingCase) -> Any:
     """Return rates of narrow GEMMs whose inputs are quantised by the kernel before, or by a kernel of their own.
 
-    What that kernel starts with is part of the tables of GEMMs (accuracy/notes/calibration.md, `quantise`), at most
-    what one kernel takes: tables hold whatever else a library does before a product.
+    What that kernel starts with, and the share of the bandwidth that it streams the input at, are part of the tables of
+    GEMMs (accuracy/notes/calibration.md, `quantise`); it starts in at most what one kernel takes: tables hold whatever
+    else a library does before a product. Every rank of tp quantises what is not split: the hidden states of all tokens.
     """
     if case.efficiencies.ideal:
         return rates
@@ -168,7 +172,10 @@ def _fused_quantisation(rates: Any, case: ServingCase) -> Any:
         own = row.quantise.get(engine.kernels) if row else None
         seconds = min(own.start_seconds if own else math.inf, engine.quantisation.kernel_seconds)
         why = dict(engine.sources)["quantisation.unfused_types"]
-        return replace(rates, matmul_start=rates.matmul_start + leaf("quantisation of the input", seconds, why))
+        started = rates.matmul_start + leaf("quantisation of the input", seconds, why)
+        streamed = own.efficiency * bandwidth_of(case.cluster.device) if own else float(rates.memory_bytes)
+        traffic = _QUANTISED_BYTES * float(rates.memory_bytes) / streamed
+        return replace(rates, matmul_start=started, cast_traffic=traffic)
     if float(rates.matmul_start) <= engine.quantisation.kernel_seconds:
         return rates
     why = dict(engine.sources)["quantisation.kernel_seconds"]
