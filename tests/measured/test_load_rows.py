@@ -174,3 +174,14 @@ def test_what_a_run_does_not_say_is_refused(tmp_path: Path) -> None:
     said = json.dumps(tree["refused"])
     assert "neither a rate nor a number of requests in flight" in said
     assert "not a quantity of a run under load" in said
+
+
+def test_rows_say_every_format_of_weights_that_engines_are_said_to_read(tmp_path: Path) -> None:
+    """MXFP8 weights, which vLLM and SGLang read, are a format of rows too: within a tenth of 8 bits in blocks."""
+    path = rows(tmp_path, *["ttft|0.04|s|4||num_requests=40"] * 2)
+    text = path.read_text(encoding="utf-8").replace("h100-sxm-80gb", "b200-sxm-180gb")
+    first, second = text.replace("vllm,0.15.0", "sglang,0.5.15").splitlines()[1:]
+    narrow = [HEAD, first.replace(",bf16,", ",mxfp8,"), second.replace(",bf16,", ",fp8_block,")]
+    path.write_text("\n".join(narrow) + "\n", encoding="utf-8")
+    one, other = predicted(path)
+    assert one == pytest.approx(other, rel=0.1)
