@@ -107,8 +107,9 @@ def _batch_flags(inputs: Inputs, report: TrainReport, flags: str = "") -> str:
         plan = report.plan
         settled: dict[str, Any] = {"recompute": plan.recompute, "recompute_layers": plan.recompute_layers}
         settled["modules"] = ",".join(plan.modules)
-        if "--recompute" not in flags.split():
-            chosen = {name: value for name, value in settled.items() if value} | chosen
+        if "--recompute" in flags.split():  # of all layers again where it is by other words, and of as many
+            settled = {"recompute_layers": plan.recompute_layers if "--recompute full" in flags else 0}
+        chosen = {name: value for name, value in settled.items() if value} | chosen
     stated = {"global_batch"} if inputs.get("accumulation") else set()
     stated |= {"micro_batch"} if inputs.get("accumulation") and inputs.get("global_batch") else set()
     left = [name for name in chosen if name not in stated and inputs.values.get(name) in (None, "auto")]
