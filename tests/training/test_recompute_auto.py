@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardwise.cost import WANTED_CHANCE
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
@@ -25,17 +26,17 @@ def test_what_fits_without_recomputes_nothing() -> None:
     """A plan that fits as it is recomputes nothing, and the answer says what was settled."""
     report = asked(1, 2048)
     assert (report.plan.recompute, report.plan.recompute_layers, report.plan.modules) == ("none", 0, ())
-    assert report.assumptions[0] == "recompute none: the least that fits"
+    assert report.assumptions[0] == "recompute none: the least that fits with a chance of 90%"
 
 
 def test_one_layer_less_does_not_fit() -> None:
-    """As few layers of a stage are recomputed as fit: with one less the plan does not."""
+    """As few layers of a stage are recomputed as are likely to fit: with one less the plan is not."""
     model, cluster = LLAMA, Cluster.parse("8xh100-sxm-80gb")
     plan = Plan(tp=2, dp=4, sharding="distributed-optimizer", micro_batch=3, recompute="auto")
     report = train(model, cluster, plan, Training(seq_len=8192, global_batch=12))
     assert report.fits and report.plan.recompute == "full" and report.plan.recompute_layers > 1
     less = replace(report.plan, recompute_layers=report.plan.recompute_layers - 1)
-    assert not train(LLAMA, CLUSTER, less, report.job).fits
+    assert report.chance_to_fit >= WANTED_CHANCE > train(LLAMA, CLUSTER, less, report.job).chance_to_fit
 
 
 @pytest.mark.parametrize("stack", ["torchtitan", "accelerate"])
@@ -50,7 +51,7 @@ def test_all_layers_where_nothing_fits() -> None:
     """What fits under no recomputation is answered with all of it, and is said not to fit."""
     report = asked(8, 8192)
     assert not report.fits and (report.plan.recompute, report.plan.recompute_layers) == ("full", 0)
-    assert report.assumptions[0] == "recompute full: nothing fits"
+    assert report.assumptions[0] == "recompute full: nothing fits with a chance of 90%"
 
 
 def test_recipes_recompute_modules_before_layers() -> None:
@@ -58,7 +59,7 @@ def test_recipes_recompute_modules_before_layers() -> None:
     model, cluster = load_model("qwen3-30b-a3b"), Cluster.parse("16xh100-sxm-80gb")
     plan = Plan(ep=8, dp=16, sharding="distributed-optimizer", micro_batch=2, recompute="auto")
     report = train(
-        model, cluster, plan, Training(seq_len=3584, global_batch=64), TrainingOptions(stack="megatron-bridge")
+        model, cluster, plan, Training(seq_len=2048, global_batch=64), TrainingOptions(stack="megatron-bridge")
     )
     assert report.fits and report.plan.modules[:1] == ("moe_act",) and report.plan.recompute == "none"
 

@@ -20,6 +20,7 @@ from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
 from shardwise.answers._ties import explain_ties, ties_line
 from shardwise.answers._value_lists import on_count, on_devices, order_of
+from shardwise.cost import WANTED_CHANCE
 from shardwise.errors import InputError
 from shardwise.plans import AXES
 from shardwise.records import replace
@@ -58,7 +59,7 @@ def options_of(inputs: Inputs) -> SearchOptions:
     return SearchOptions(
         objective=inputs.get("objective", "throughput"),
         top=inputs.get("top", 10),
-        risk=inputs.get("risk", 0.9),
+        risk=inputs.get("risk", WANTED_CHANCE),
         efficiencies=_case.make_efficiencies(inputs),
         **limits,
     )

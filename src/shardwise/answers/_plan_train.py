@@ -20,6 +20,7 @@ from shardwise.answers._search_flags import COUNTS, FAST, JOBS, LIMITS, LISTS, W
 from shardwise.answers._train_tree import train_tree
 from shardwise.answers._value_lists import on_count, on_devices, order_of
 from shardwise.answers._whole_steps import run_search
+from shardwise.cost import WANTED_CHANCE
 from shardwise.errors import InputError
 from shardwise.records import replace
 from shardwise.search import ScalingRow
@@ -63,7 +64,7 @@ def options_of(inputs: Inputs, stack: Stack) -> SearchOptions:
     return SearchOptions(
         objective=inputs.get("objective", "step"),
         top=inputs.get("top", 10),
-        risk=inputs.get("risk", 0.9),
+        risk=inputs.get("risk", WANTED_CHANCE),
         prune=inputs.get("prune", True),
         stack=stack,
         efficiencies=_case.make_efficiencies(inputs),

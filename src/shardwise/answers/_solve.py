@@ -27,6 +27,7 @@ from shardwise.answers._questions import (
     write_rows,
 )
 from shardwise.answers._solve_numbers import Alone, Keeps, fewest, largest, real
+from shardwise.cost import WANTED_CHANCE
 from shardwise.errors import InputError, Problems
 from shardwise.records import replace
 
@@ -244,7 +245,8 @@ def _keeps_on(questions: Questions, field: str, report: Any) -> Keeps:
             answered = home.ask(own)
         except InputError:
             return False
-        return bool(answered.chance_to_fit >= inputs.get("risk", 0.9) and not broken_limits(inputs.values, answered))
+        likely = answered.chance_to_fit >= inputs.get("risk", WANTED_CHANCE)
+        return bool(likely and not broken_limits(inputs.values, answered))
 
     return keeps
 

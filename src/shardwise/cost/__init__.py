@@ -6,6 +6,7 @@ other packages use is listed here.
 """
 
 from shardwise.cost._bands import (
+    WANTED_CHANCE,
     Band,
     Conditions,
     Paired,

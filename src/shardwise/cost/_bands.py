@@ -26,6 +26,10 @@ UNSEEN_DEVICE = "unseen device"
 the device."""
 
 
+WANTED_CHANCE = 0.9
+"""Chance with which what is chosen fits, where nobody asks for another."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Band:
     """Factors from predicted to measured: 10 %, median and 90 % of published runs, and how many rows they rest on."""

@@ -123,7 +123,8 @@ class TrainingQuestion:
 
     def train(self, plan: Plan) -> TrainReport:
         """Return the report of a plan."""
-        return train(self.model, self.cluster, plan, self.job, TrainingOptions(stack=self.stack))
+        # Whoever published a run had seen what fits.
+        return train(self.model, self.cluster, plan, self.job, TrainingOptions(stack=self.stack, risk=0.0))
 
     def filled(self, plan: Plan) -> Plan:
         """Return the plan with the largest micro-batch that fits."""

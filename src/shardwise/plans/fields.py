@@ -91,7 +91,7 @@ PLAN: tuple[Field, ...] = (
     _plan(
         "micro_batch",
         "whole",
-        "sequences that a replica runs in one pass; left out, the fastest that fits (without --global-batch the most)",
+        "sequences that a replica runs in one pass; left out, fastest that fits at 90% (without --global-batch most)",
     ),
     _plan("layout", "choice", "how GEMMs are split", choices=LAYOUTS),
     _plan("panels", "whole", "panels of the two-dimensional layout"),
@@ -115,7 +115,7 @@ PLAN: tuple[Field, ...] = (
     _plan(
         "recompute",
         "choice",
-        "activation recomputation; auto is the least that fits",
+        "activation recomputation; auto is the least that fits, at 90%",
         choices=RECOMPUTES,
         only_asked=("auto",),
         taken_by="count",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
-from shardwise.cost import Efficiencies
+from shardwise.cost import WANTED_CHANCE, Efficiencies
 from shardwise.errors import Problem, Problems
 from shardwise.hardware import Cluster
 from shardwise.plans import Stack, Training
@@ -88,7 +88,7 @@ class SearchOptions:
 
     objective: str = ""
     top: int = 10
-    risk: float = 0.9
+    risk: float = WANTED_CHANCE
     prune: bool = True
     stack: Stack | str = "megatron"
     efficiencies: Efficiencies = field(default_factory=Efficiencies)

@@ -6,7 +6,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import Any
 
-from shardwise.cost import Band, Efficiencies, family_of, memory_band, typical_slack, typical_waiting
+from shardwise.cost import WANTED_CHANCE, Band, Efficiencies, family_of, memory_band, typical_slack, typical_waiting
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above
 from shardwise.models import Model
@@ -39,12 +39,16 @@ _FIRST_GROUPS = 2020
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingOptions:
-    """What else a prediction takes: the framework ("" for the sharding's own), efficiencies, accumulation, overlap."""
+    """What else a prediction takes: the framework ("" for the sharding's own), efficiencies, accumulation, overlap.
+
+    What is left open is chosen to fit with a chance of `risk`, as a search chooses; 0 goes by the prediction alone.
+    """
 
     stack: Stack | str = ""
     efficiencies: Efficiencies = field(default_factory=Efficiencies)
     accumulation: int = 0
     overlap: bool = True
+    risk: float = WANTED_CHANCE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from shardwise.plans.laws import every_nth, module_names, refusals
 from shardwise.plans.partition import with_stage_layers
 from shardwise.records import dataclass, replace
 from shardwise.training._case import TrainingCase
-from shardwise.training._resolve import Question, complete
+from shardwise.training._resolve import Question, complete, fits_with
 from shardwise.units import counted
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ class JudgedPlan(Protocol):
     @property
     def case(self) -> TrainingCase:
         """What was asked."""
+
+    @property
+    def chance_to_fit(self) -> float:
+        """The chance that it does."""
 
     @property
     def fits(self) -> bool:
@@ -241,8 +245,13 @@ def recompute_steps(model: Model, stack: Stack) -> tuple[tuple[Recompute, tuple[
     return tuple(("none", modules) for modules in dict.fromkeys(steps))
 
 
-def least_recompute(plan: Plan, model: Model, stack: Stack, ask: Callable[[Plan], A]) -> A:
-    """Return the answer with the least recomputation that fits; with all layers recomputed where nothing fits.
+def likely(report: JudgedPlan, risk: float) -> bool:
+    """Return whether a plan fits with a chance, by which what is left open is chosen."""
+    return report.fits and report.chance_to_fit >= risk
+
+
+def least_recompute(plan: Plan, model: Model, stack: Stack, risk: float, ask: Callable[[Plan], A]) -> A:
+    """Return the answer with the least recomputation that is likely to fit; with all of it where nothing is.
 
     After the steps of the stack come whole layers, as few of each stage as do and as the stack can say.
     """
@@ -252,16 +261,16 @@ def least_recompute(plan: Plan, model: Model, stack: Stack, ask: Callable[[Plan]
             raise InputError([Problem(name, value, rule, "leave it out, or state what is recomputed")])
     for mode, modules in recompute_steps(model, stack):
         report = ask(replace(plan, recompute=mode, modules=modules))
-        if report.fits:
+        if likely(report, risk):
             return report
     most = ask(replace(plan, recompute="full"))
     limits = _limits(-(-model.num_layers // plan.pp), stack)
     low, high = -1, len(limits)
-    while most.fits and high - low > 1:
+    while likely(most, risk) and high - low > 1:
         middle = (low + high) // 2
         report = ask(replace(plan, recompute="full", recompute_layers=limits[middle]))
-        low, high = (low, middle) if report.fits else (middle, high)
-        most = report if report.fits else most
+        low, high = (low, middle) if likely(report, risk) else (middle, high)
+        most = report if likely(report, risk) else most
     return most
 
 
@@ -271,13 +280,13 @@ def _limits(layers: int, stack: Stack) -> tuple[int, ...]:
     return tuple(ways[stack.runs.partial_recompute])
 
 
-def settled(plan: Plan, fits: bool) -> str:
-    """Return what "auto" was settled to, as an assumption.
+def settled(plan: Plan, chosen: bool, risk: float) -> str:
+    """Return what "auto" was settled to, as an assumption; `chosen`: it is likely to fit.
 
-    >>> settled(Plan(recompute="full", recompute_layers=3), True)
-    'recompute full: the least that fits, in 3 layers of each stage'
+    >>> settled(Plan(recompute="full", recompute_layers=3), True, 0.9)
+    'recompute full: the least that fits with a chance of 90%, in 3 layers of each stage'
     """
-    why = "the least that fits" if fits else "nothing fits"
+    why = f"the least that {fits_with(risk)}" if chosen else f"nothing {fits_with(risk)}"
     more = f", with {', '.join(plan.modules)}" if plan.modules else ""
     limit = f", in {counted(plan.recompute_layers, 'layer')} of each stage" if plan.recompute_layers else ""
     return f"recompute {plan.recompute}: {why}{more}{limit}"

@@ -20,7 +20,7 @@ from shardwise.records import dataclass, replace
 from shardwise.training import _headlines
 from shardwise.training._assumed import stated
 from shardwise.training._case import TrainingCase, TrainingOptions, stages_of
-from shardwise.training._changes import Change, changes_of, least_recompute, settled
+from shardwise.training._changes import Change, changes_of, least_recompute, likely, settled
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, hosted_of, memory_of
 from shardwise.training._framework_bytes import reserved_bytes
 from shardwise.training._parts import StageMemory
@@ -367,13 +367,13 @@ def train(
     >>> report.plan.dp
     8
     """
-    options = options or TrainingOptions()
+    risk = (options := options or TrainingOptions()).risk
     own = options.stack or default_stack(filling(plan, cluster.num_devices), job.adapter, job.method)
     stack = sharding_stack(own, plan.sharding)
     if plan.recompute == "auto":
         options = replace(options, stack=stack)
-        least = least_recompute(plan, model, stack, lambda p: train(model, cluster, p, job, options))
-        return replace(least, assumptions=(settled(least.plan, least.fits), *least.assumptions))
+        least = least_recompute(plan, model, stack, risk, lambda p: train(model, cluster, p, job, options))
+        return replace(least, assumptions=(settled(least.plan, likely(least, risk), risk), *least.assumptions))
     model, priced, sequence = _headlines.with_values(model, job), PricedBlocks(), plan.sequence_parallel
     batches = bool(plan.micro_batch), bool(job.global_batch)
 
@@ -386,10 +386,10 @@ def train(
 
     def seconds(p: Plan, j: Training) -> float | None:
         known_floor = report_of(case(p, j), (), priced)
-        return known_floor.step_seconds if known_floor.fits else None
+        return known_floor.step_seconds if likely(known_floor, risk) else None
 
     asked = Question(model=model, cluster=cluster, plan=plan, job=job, stack=stack, accumulation=options.accumulation)
-    plan, job, notes = complete(asked, seconds)
+    plan, job, notes = complete(replace(asked, risk=risk), seconds)
     report = report_of(case(plan, job), (), priced)
     rates, network = report.evaluation.rates.assumptions, report.evaluation.network.assumptions
     noted = (*model.assumptions, *cluster.assumptions, *notes, *stated(report.case), *rates, *network)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+from shardwise.cost import WANTED_CHANCE
 from shardwise.errors import Problem, Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
@@ -42,7 +43,7 @@ from shardwise.records import dataclass, replace
 from shardwise.training._tuning import fine_tuning_problems, split_problems, target_notes, tuning_notes
 from shardwise.units import counted
 
-# Seconds of a step of a plan and a job, None where it does not fit.
+# Seconds of a step of a plan and a job, None where it is not likely to fit.
 Timed = Callable[[Plan, Training], float | None]
 
 
@@ -61,6 +62,16 @@ class Question:
     stack: Stack
     accumulation: int = 0
     settled: bool = False
+    risk: float = WANTED_CHANCE
+
+
+def fits_with(risk: float) -> str:
+    """Return how what is left open was chosen.
+
+    >>> fits_with(0.9), fits_with(0)
+    ('fits with a chance of 90%', 'fits')
+    """
+    return f"fits with a chance of {risk:.0%}" if risk else "fits"
 
 
 def job_problems(job: Training, model: Model) -> Problems:
@@ -367,11 +378,11 @@ def _best(question: Question, plan: Plan, steps: int, notes: list[str], seconds:
             break
         fitting.append((best_seconds, one))
     if not fitting:
-        best, why = legal[0], "the smallest"
+        best, why = legal[0], f"the smallest: none {fits_with(question.risk)}"
     elif job.global_batch:
-        best, why = min(fitting, key=lambda lookup: lookup[0])[1], "the fastest that fits"
+        best, why = min(fitting, key=lambda lookup: lookup[0])[1], f"the fastest that {fits_with(question.risk)}"
     else:
-        best, why = fitting[-1][1], "the largest that fits"
+        best, why = fitting[-1][1], f"the largest that {fits_with(question.risk)}"
     notes.append(f"micro_batch {best[0].micro_batch}: {why}")
     if not job.global_batch:
         made = f"{counted(steps, 'micro-batch')} on each of {counted(plan.dp, 'replica')}"
