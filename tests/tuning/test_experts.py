@@ -203,7 +203,8 @@ def test_experts_in_fp32_run_in_fp32() -> None:
 
 def test_an_answer_says_that_experts_run_in_fp32() -> None:
     """The reason of the seconds, and the flag that changes it, which does."""
-    ask = ("train", "olmoe-1b-7b", "--on", "h200", "--stack", "trl", "--seq-len", "2048", "--json")
+    ask = ("train", "olmoe-1b-7b", "--on", "h200", "--stack", "trl", "--seq-len", "2048")
+    ask = (*ask, "--micro-batch", "1", "--json")
     for words, flags in (((), ["--precision", "bf16-pure"]), (("--qlora",), ["--base", "bf16", "--adapter", "lora"])):
         wide = run(*ask, *words).tree
         assert any("experts run in fp32" in line and " ".join(flags[:2]) in line for line in wide["assumptions"])
