@@ -230,6 +230,20 @@ def test_what_peft_refuses_of_a_class_is_refused(model: str, job: dict[str, Any]
     assert [problem.field for problem in problems] == [field] * bool(field)
 
 
+@pytest.mark.parametrize(
+    ("stack", "fields"),
+    [("megatron-bridge", []), ("megatron", []), ("transformers-2025", []), ("transformers", ["adapter_dropout"]),
+     ("unsloth", ["adapter_dropout"])],
+)  # fmt: skip
+def test_dropout_stands_before_adapters_of_experts_that_are_modules(stack: str, fields: list[str]) -> None:
+    """Adapters beside grouped GEMMs drop their input; peft's ParamWrapper, which adds them to weights, raises."""
+    asked_for = Training(
+        seq_len=1, global_batch=1, adapter="lora", targets=("all-linear", "experts"), adapter_dropout=0.05
+    )
+    problems = fine_tuning_problems(Model.load("qwen3-30b-a3b"), Plan(), asked_for, find_stack(stack)).items
+    assert [problem.field for problem in problems] == fields
+
+
 def test_prefixes_are_of_every_layer_whether_it_attends_or_not() -> None:
     """RecurrentGemma-2B: 26 layers of one head of 256 values, twice, for each token, though 18 of them are recurrences.
 

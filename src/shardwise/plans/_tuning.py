@@ -391,9 +391,6 @@ def _together(job: Training, problems: Problems) -> None:
     if job.adapter_dropout and job.adapter not in DROPPING:
         rule = f"has no place in {job.adapter}"
         problems.add("adapter_dropout", job.adapter_dropout, rule, f"use one of {', '.join(DROPPING)}, or leave it out")
-    if job.adapter_dropout and "experts" in job.targets:
-        rule = "cannot stand before adapters of experts, which are added to the weights (peft ParamWrapper)"
-        problems.add("adapter_dropout", job.adapter_dropout, rule, "leave it out")
     if "experts" in job.targets and job.adapter not in ("lora", "rslora", "lora-plus"):
         problems.add("targets", "experts", f"take LoRA, not {job.adapter}", "use --adapter lora")
     if whole := [word for word in job.trains if word == "all" or _LAYERS.fullmatch(word)]:

@@ -154,8 +154,8 @@ def _beside_experts(tuning: Tuning, problems: Problems) -> None:
     if tuning.adapter == "dora":
         rule = rule if tuning.sums_experts else "those of experts one by one are not counted"
         problems.add("adapter", "dora", f"has magnitudes, and {rule}", f"{remedy}, or --adapter lora")
-    dropped = tuning.dropout and tuning.drops_experts and tuning.experts != "modules"
-    if dropped and "experts" not in tuning.targets:
+    wrapped = tuning.experts not in ("grouped", "modules")
+    if tuning.dropout and wrapped and ("experts" in tuning.targets or tuning.drops_experts):
         problems.add("adapter_dropout", tuning.dropout, f"drops an input, and {rule}", f"leave it out, or {remedy}")
 
 
