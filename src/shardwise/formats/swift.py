@@ -18,7 +18,7 @@ from shardwise.formats._launch import started
 from shardwise.formats._words import words_of
 from shardwise.formats.megatron._beside import plan_beside
 from shardwise.models import Attention, Model
-from shardwise.plans import Plan, Recompute, Stack, Training, find_stack, fused_layers
+from shardwise.plans import OBJECTIVES, Plan, Recompute, Stack, Training, find_stack, fused_layers
 from shardwise.records import replace
 
 _TABLE = "swift.toml"
@@ -119,14 +119,14 @@ def _case(keys: Keys, source: str, around: ImportContext, core: bool, alone: boo
     plan = _sequence_parallel(keys, plan, model, around.num_devices)
     plan = replace(plan, recompute=_recompute(keys, plan), offload=_offload(keys, plan))
     plan, batch, times = _batches(keys, plan, around.num_devices)
-    fields = _adapter(keys, "lora")
+    fields, goal = _adapter(keys, "lora"), _objective(keys)
     job = Training(
-        seq_len=_length(keys, model),
+        seq_len=_length(keys, model, goal.get("method", "sft")),
         global_batch=batch,
         precision=_precision(keys, launched),
         optimizer=_optimizer(keys),
         **fields,
-        **_objective(keys),
+        **goal,
     )
     job = _trainer.lasting(job, keys.whole("max_steps", rest=True) or 0)
     stack = _stack(keys, stack, model)
@@ -149,14 +149,14 @@ def _megatron_case(keys: Keys, source: str, around: ImportContext) -> Imported:
     plan, stack = plan_beside(keys, core, around.num_devices, ("model", model), usual)
     plan = replace(plan, micro_batch=keys.whole("micro_batch_size") or 1)
     batch = keys.whole("global_batch_size") or 16
-    fields = _adapter(keys, "full")
+    fields, goal = _adapter(keys, "full"), _objective(keys)
     job = Training(
-        seq_len=_length(keys, model),
+        seq_len=_length(keys, model, goal.get("method", "sft")),
         global_batch=batch,
         precision=_core_precision(keys),
         optimizer={"sgd": "sgd", "muon": "muon", "dist_muon": "muon"}.get(keys.word("optimizer"), "adam"),
         **fields,
-        **_objective(keys),
+        **goal,
     )
     job = _trainer.lasting(job, keys.whole("train_iters") or 0)
     return keys.case(
@@ -233,14 +233,19 @@ def _batches(keys: Keys, plan: Plan, devices: int) -> tuple[Plan, int, int]:
     return replace(plan, micro_batch=size), size * times * plan.dp, times
 
 
-def _length(keys: Keys, model: Model | None) -> int:
+def _length(keys: Keys, model: Model | None, method: str) -> int:
     """Return the tokens of a sequence; those of a prompt and its answer where answers are generated."""
     packed, length = keys.flag("packing"), keys.whole("max_length")
-    if _method(keys) in ("grpo", "ppo"):
+    if method in ("grpo", "ppo"):
         if length is None:
             keys.assumed.append("prompts of 512 tokens: only the length of answers is set")
         return (length or 512) + (keys.whole("max_completion_length") or keys.whole("response_length") or 512)
     length = (keys.whole("packing_length") if packed else None) or length
+    pairs = OBJECTIVES[method].sequences
+    if packed and length and pairs > 1:
+        # dataset/packing.py create_packed_idx: a row counts with the sum of its lengths, of both answers of a pair.
+        length = max(length // pairs, 1)
+        keys.assumed.append(f"seq_len {length}: what is packed holds {pairs} answers of each sample")
     if length is None:
         keys.assumed.append("seq_len: without max_length sequences are as long as the model takes")
         return model.most_tokens if model is not None else 0
