@@ -55,3 +55,21 @@ def test_longer_prompts_take_longer(device: str, model: str) -> None:
     """Seconds grow with the tokens of a step across tiles and kernels."""
     seconds = [prompt(device, "q4_k_m", model, tokens) for tokens in (8, 9, 16, 64, 127, 129, 256, 257, 2048)]
     assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "layers", "measured"),
+    [
+        ("rtx-5090", "qwen3.5-9b", 24, 0.48e-6),  # github.com/ggml-org/llama.cpp pull 22587
+        ("ryzen-ai-max-395", "qwen3.6-35b-a3b", 30, 220.9e-3 / 2048 / 30),  # AMD-Ecosystem/llama.cpp pull 54
+    ],
+)
+def test_recurrences_of_prompts_run_token_by_token(device: str, model: str, layers: int, measured: float) -> None:
+    """One kernel takes the tokens one after another: seconds a token and layer are near the published ones."""
+    engine = find_engine("llama.cpp")
+    twice = tuple((names, share / 2) for names, share in engine.operators.scan_shares)
+    slower = replace(engine, operators=replace(engine.operators, scan_shares=twice))
+    job = Serving(batch=1, input_tokens=2048, output_tokens=1, weights="q4_k_m", max_batched_tokens=2048)
+    slow, own = (float(ask(model, job, device=device, engine=one).ttft_seconds) for one in (slower, engine))
+    assert abs((slow - own) / 2048 / layers / measured - 1) <= 0.12
+    assert not find_engine("vllm").operators.scan_shares  # chunks

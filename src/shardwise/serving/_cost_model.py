@@ -34,7 +34,7 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
 from shardwise.serving._experts import fused_seconds
 from shardwise.serving._formats import WeightFormat
-from shardwise.serving._integers import fp4_gains, integer_share, loaded_seconds, tiled_rows, weights_read
+from shardwise.serving._integers import expanded, fp4_gains, integer_share, loaded_seconds, tiled_rows, weights_read
 from shardwise.serving._kernels import (
     AttentionKernels,
     EngineKernels,
@@ -49,6 +49,7 @@ from shardwise.serving._picked import PickedKernel, picked_kernel, with_indexer,
 from shardwise.serving._rates import (
     engine_rates,
     merged_operators,
+    scanned_flops,
     unpacked_weights,
     weight_only_rates,
     widened_elements,
@@ -91,6 +92,8 @@ class EngineCostModel(CostModel[X]):
     """How much faster than on integers GEMMs run on weights of a format of 4-bit floats."""
     merged: tuple[str, ...] = ()
     """Operators that start no kernel of their own."""
+    scanned: float = 0.0
+    """FLOP/s of recurrences that run token by token in prompts, 0 where they run in chunks."""
     unpacked: float = 0.0
     """Narrow weights a second that vector units widen, 0 where that takes no time."""
     weight_only: tuple[tuple[str, Rates[X]], ...] = ()
@@ -228,9 +231,7 @@ def _multiplied(costs: EngineCostModel[X], op: Op[X], rates: Rates[X]) -> X:
         casts = moved / (costs.rates.memory_bytes * costs.kernels.cached_rate)
         large = large + above(op.rows, costs.engine.quantisation.dequantise_above_rows, casts, 0 * large)
     if costs.engine.quantisation.dequantise_above_rows and op.weights:
-        large = large + above(
-            op.rows, costs.engine.quantisation.dequantise_above_rows, _written_out(costs, op), 0 * large
-        )
+        large = large + above(op.rows, costs.engine.quantisation.dequantise_above_rows, expanded(costs, op), 0 * large)
     return above(op.rows, costs.kernels.thin_rows, large, minimum(large, small + rates.matmul_start))
 
 
@@ -259,14 +260,6 @@ def _apart(costs: EngineCostModel[X], op: Op[X]) -> tuple[Op[X], ...]:
     return tuple(
         replace(op, columns=part, flops=share * op.flops, forward_bytes=given + share * rest) for part, share in shares
     )
-
-
-def _written_out(costs: EngineCostModel[X], op: Op[X]) -> X:
-    """Return seconds to read the weights of a GEMM and write them in 16 bits, 0 where they are that wide."""
-    elements = op.columns * op.inner * op.batch
-    read = weights_read(costs, op)
-    seconds = (read + 2 * elements) / costs.rates.memory_bytes + costs.rates.memory_start
-    return above(read / elements, 1.5, 0 * seconds, seconds)
 
 
 # What fused experts do beside their two GEMMs: the tables of experts hold it (calls from tokens to summed outputs).
@@ -304,6 +297,8 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
         if op.role == "router" and not costs.fused_experts:
             # A softmax and the choice of experts, which fused experts hold, are kernels of their own, or one.
             seconds = seconds + (1 if op.role in costs.merged else op.kernels - 1) * costs.rates.memory_start
+    elif op.kind == "scan" and costs.scanned and not costs.decoding:
+        seconds = op.flops / costs.scanned + costs.rates.memory_start
     elif op.role == "softmax":
         moved = op.forward_bytes / 4 * costs.engine.attention.score_bytes  # The ledger moves 16 bits in and out.
         seconds = moved / costs.rates.memory_bytes + op.kernels * costs.rates.memory_start
@@ -352,6 +347,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         integer_share=integer_share(case),
         fp4_gains=fp4_gains(case),
         merged=merged_operators(case),
+        scanned=scanned_flops(case),
         unpacked=unpacked_weights(case),
         weight_only=tuple(weight_only_rates(case, wide).items()),
         format=case.format,

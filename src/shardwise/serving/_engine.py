@@ -61,6 +61,9 @@ class EngineOperators:
     """Rows up to which products run in matrix-vector kernels, which multiply these rows alone (0: in tiles of 16)."""
     streams_faster: tuple[tuple[str, float], ...] = ()
     """How much faster than the measured GEMMs of a family its own stream weights from memory."""
+    scan_shares: tuple[tuple[str, float], ...] = ()
+    """Share of the vector units' rate at which recurrences of prompts run token by token, by family of devices (a
+    pattern, the first that matches); families without one run them in chunks."""
     splits_with_host: bool = False
     """The host's processor may hold layers and experts, and runs them."""
     device_tokens: float = 0.0

@@ -73,3 +73,11 @@ def loaded_seconds(costs: EngineCostModel[X], read: X, op: Op[X], rows: X) -> X:
         return once
     kept = costs.cores * own.load_rows * read / (op.columns * op.batch) + _INPUT_BYTES * rows * op.inner
     return once * above(kept, cache, maximum(rows / own.load_rows, 1), 1 + 0 * rows)
+
+
+def expanded(costs: EngineCostModel[X], op: Op[X]) -> X:
+    """Return seconds to read the weights of a GEMM and write them in 16 bits, 0 where they are that wide."""
+    elements = op.columns * op.inner * op.batch
+    read = weights_read(costs, op)
+    seconds = (read + 2 * elements) / costs.rates.memory_bytes + costs.rates.memory_start
+    return above(read / elements, 1.5, 0 * seconds, seconds)

@@ -97,6 +97,18 @@ def unpacked_weights(case: ServingCase) -> float:
     return 0.0 if other or not each or case.efficiencies.ideal else device.vector_flops / (2 * each)
 
 
+def scanned_flops(case: ServingCase) -> float:
+    """Return FLOP/s at which recurrences of prompts run token by token, 0 where the engine runs them in chunks.
+
+    >>> from shardwise.serving import find_engine
+    >>> find_engine("vllm").operators.scan_shares, dict(find_engine("llama.cpp").operators.scan_shares)[".*"]
+    ((), 0.083)
+    """
+    device, shares = case.cluster.device, case.engine.operators.scan_shares
+    share = next((one for names, one in shares if re.fullmatch(names, family_of(device))), 0.0)
+    return 0.0 if case.efficiencies.ideal or not device.knows("vector_flops") else share * device.vector_flops
+
+
 def widened_elements(case: ServingCase) -> float:
     """Return cached elements a second that a device without 8-bit floats widens in a kernel, 0 if none are."""
     device, floats = case.cluster.device, case.job.kv_cache.startswith("fp8")
