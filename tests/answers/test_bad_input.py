@@ -287,6 +287,23 @@ def test_a_misspelt_name_is_met_with_the_right_one() -> None:
         assert near in run(*line.split()).err
 
 
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("train settings.yaml --on rtx-4090", "with --from settings.yaml"),
+        ("infer --from server.sh --on rtx-4090", "write for example --on 1xrtx-4090"),
+    ],
+)
+def test_files_of_other_systems_get_a_remedy_that_reads_them(
+    line: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings in place of the model are read by --from; a server on a device without a number runs on one."""
+    monkeypatch.chdir(tmp_path)
+    Path("settings.yaml").write_text("base_model: gpt2\n", encoding="utf-8")
+    Path("server.sh").write_text("llama-server -m Llama-3.1-8B-Q4_K_M.gguf\n", encoding="utf-8")
+    assert remedy in run(*line.split()).err
+
+
 @pytest.mark.parametrize("line", [I, "models", "devices", "dtypes", "validate", "compare a b"])
 def test_words_of_another_program_need_a_command_that_takes_them(line: str) -> None:
     """Words behind -- are refused by commands that do not read another program's."""

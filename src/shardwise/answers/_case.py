@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
@@ -34,6 +35,10 @@ _EFFICIENCIES = {
 }
 
 
+# Endings of launch scripts and settings of trainers, which no configuration of a model has.
+_SETTINGS = (".sh", ".yaml", ".yml", ".toml")
+
+
 def load_the_model(inputs: Inputs) -> Model | None:
     """Return the model with its overrides, or None with the problems recorded."""
     given = {key: inputs.values[key] for key in _flags.model_flags() if key in inputs.values}
@@ -42,6 +47,10 @@ def load_the_model(inputs: Inputs) -> Model | None:
     if _flags.FROM.keys() & (inputs.values.keys() | inputs.bad) and "model" not in inputs.values:
         return _from_model(inputs, given)
     if inputs.bad & {"model", *_flags.model_flags()} or not (given or "model" in inputs.values):
+        return None
+    word = inputs.values.get("model", "")
+    if os.path.splitext(word)[1].lower() in _SETTINGS and os.path.isfile(word):
+        inputs.fail("model", word, "is no configuration of a model", f"read a script or settings with --from {word}")
         return None
     from shardwise.models import load_model, model_from_sizes
 

@@ -196,7 +196,7 @@ def _complete(inputs: Inputs, case: Imported | Launched) -> None:
     text = inputs.get("on", "")
     if not case.num_devices:
         rule = f"names no number of devices, and neither does {case.source}"
-        inputs.fail("on", text, rule, f"write for example --on 64x{text}")
+        inputs.fail("on", text, rule, f"write for example --on {64 if isinstance(case, Imported) else 1}x{text}")
         del inputs.values["on"]
         return
     from shardwise.answers._value_lists import instance_of, on_count
