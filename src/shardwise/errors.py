@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field as member
@@ -191,6 +192,40 @@ def _near(word: str, names: tuple[str, ...], most: int, alike: float) -> tuple[s
     from difflib import get_close_matches  # only a mistake needs it
 
     return tuple(get_close_matches(word, names, most, alike))
+
+
+def close_to(word: str, words: Iterable[str]) -> list[str]:
+    """Return up to three known words that are closest to a wrong one, none where none is close.
+
+    Signs between letters and digits do not count, and a word that others contain, or a short one that others begin
+    with, is close to them; so are the longest of those that it begins or ends with.
+
+    >>> close_to("h00", ["h100", "h200", "a100"]), close_to("m3max", ["apple-m3-max-40core", "a100", "h100"])
+    (['h200', 'h100'], ['apple-m3-max-40core'])
+    >>> close_to("p5", ["a10", "p5.48xlarge", "tpu-v5p"]), close_to("DGX H100", ["gh200", "h100", "a10"])
+    (['p5.48xlarge'], ['h100'])
+    """
+    known = {re.sub(r"[^a-z0-9]", "", one.lower()): one for one in sorted(words, reverse=True)}
+    plain = re.sub(r"[^a-z0-9]", "", word.lower())
+    short = len(plain) < 3
+    matches = [key for key in known if plain and (key.startswith(plain) if short else plain in key)]
+    matches = [known[key] for key in sorted(matches, key=lambda key: (not key.startswith(plain), len(key), key))[:3]]
+    within = [key for key in known if len(key) > 2 and (plain.startswith(key) or plain.endswith(key))]
+    matches = matches or [known[key] for key in sorted(within, key=len)[-1:]]
+    cutoffs = () if matches else (0.6, 0.3)
+    tries = (near(plain, sorted(known), 3, cutoff) for cutoff in cutoffs)
+    return matches or [known[one] for one in next(filter(None, tries), [])]
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Return "a, b or c", the known words closest to a wrong one, or a few of them where none is close.
+
+    >>> nearest("h00", ["h100", "h200", "a100"]), nearest("", ["one", "two"])
+    ('h200 or h100', 'one or two')
+    """
+    known = sorted(words)
+    close = close_to(word, known) or known[:5]
+    return " or ".join(filter(None, (", ".join(close[:-1]), *close[-1:])))
 
 
 def known_name(field: str, word: str, kind: str, names: Mapping[str, Iterable[str]]) -> str:

@@ -262,7 +262,6 @@ def test_public_names() -> None:
         "Offer",
         "Tier",
         "build_cluster",
-        "close_to",
         "context_bytes",
         "counted_text",
         "device_names",

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, close_to
 from shardwise.records import dataclass
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ def check_finite(headlines: Mapping[str, float]) -> None:
 
 def nothing_found(what: str, search: str, names: tuple[str, ...]) -> Answer:
     """Return the answer of a search without results: status 1 and the nearest names, if any is near."""
-    from shardwise.hardware import close_to
-
     near = close_to(search, names)
     rest = f"near it: {' or '.join(near)}" if near else f"shardwise {what} lists all {len(names)}"
 

@@ -160,15 +160,6 @@ def _near(value: object, allowed: tuple[str, ...]) -> str:
     return f"use {' or '.join(close)}" if close else "use one of " + ", ".join(allowed)
 
 
-def nearest(word: str, allowed: tuple[str, ...], shown: int = 1) -> str:
-    """Return the words closest to a wrong one, or the first few where none is close.
-
-    >>> nearest("micro-bach", ("tp", "micro-batch"))
-    'micro-batch'
-    """
-    return " or ".join(near(word, allowed, shown, 0.5) or allowed[:shown])
-
-
 def meant_by(word: str, allowed: tuple[str, ...]) -> str:
     """Return a question for the word that a wrong one is close to, empty where none is.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwise.answers._converters import nearest
 from shardwise.answers._inputs import Inputs
-from shardwise.errors import InputError
+from shardwise.errors import InputError, nearest
 from shardwise.records import replace
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def take_dtype(inputs: Inputs, key: str) -> None:
         return
     if name not in DTYPES:
         meant = f"write --{key} {name}, or " if _is_known(key, name) else ""
-        inputs.fail("dtype", name, "is not a preset of bits", f"{meant}use {nearest(name, tuple(DTYPES), 3)}")
+        inputs.fail("dtype", name, "is not a preset of bits", f"{meant}use {nearest(name, DTYPES)}")
     elif inputs.values.get(key, name) != name:
         inputs.fail("dtype", name, f"gives {key} too", f"give one of dtype and {key}")
     else:

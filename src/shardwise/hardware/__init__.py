@@ -13,4 +13,3 @@ from shardwise.hardware._parse import (
     part_of,
     says_how_many,
 )
-from shardwise.hardware._quantity import close_to

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from shardwise.errors import InputError, Problem, Problems, plain
+from shardwise.errors import InputError, Problem, Problems, close_to, nearest, plain
 from shardwise.files import own_table, read_toml
 from shardwise.hardware._clouds import instance_names
 from shardwise.hardware._device import Device, Fact, find_link, read_field
-from shardwise.hardware._quantity import close_to, fail, nearest
+from shardwise.hardware._quantity import fail
 from shardwise.records import dataclass, replace
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files
 

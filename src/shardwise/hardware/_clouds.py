@@ -8,8 +8,9 @@ from dataclasses import field
 from functools import cache
 from typing import Any, Literal
 
+from shardwise.errors import nearest
 from shardwise.files import own_table
-from shardwise.hardware._quantity import fail, nearest
+from shardwise.hardware._quantity import fail
 from shardwise.records import dataclass
 from shardwise.units import show_count
 

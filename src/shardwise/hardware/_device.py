@@ -7,7 +7,7 @@ from dataclasses import field, fields
 from functools import cache
 from types import MappingProxyType
 
-from shardwise.errors import InputError, Problem, Problems, plain
+from shardwise.errors import InputError, Problem, Problems, nearest, plain
 from shardwise.files import own_table
 from shardwise.hardware._quantity import (
     BYTES,
@@ -21,7 +21,6 @@ from shardwise.hardware._quantity import (
     Quantity,
     check_number,
     fail,
-    nearest,
     read_quantity,
 )
 from shardwise.records import dataclass, replace

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
-from shardwise.errors import InputError, Problems, plain
+from shardwise.errors import InputError, Problems, nearest, plain
 from shardwise.files import below, read_toml
 from shardwise.hardware._build import built
 from shardwise.hardware._catalogue import Lookup, device_from_table, find_device, in_file, load_device, spelled
@@ -28,7 +28,6 @@ from shardwise.hardware._quantity import (
     Quantity,
     check_number,
     fail,
-    nearest,
     read_quantity,
 )
 from shardwise.records import dataclass, replace
