@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,33 @@ def limited(**changes: Any) -> sw.LoadOptions:
     return sw.LoadOptions(limits=(sw.Limit(**{"metric": "ttft", "quantile": "mean", "seconds": 1.0, **changes}),))
 
 
+def under_load_of(job: sw.Serving) -> sw.ServeReport:
+    """Return the report of a small load on an engine that is set up so."""
+    return sw.serve(MODEL, CLUSTER, sw.Plan(dp=2), loaded(), job)
+
+
+def planned(space: sw.LoadSpace) -> sw.LoadResult:
+    """Return the best deployment of a space for a small load."""
+    return sw.plan_serve(MODEL, CLUSTER, loaded(), None, None, (space, "devices", 1))
+
+
+def search(space: sw.SearchSpace) -> sw.TrainingResult:
+    """Return the best plans of a space."""
+    return sw.plan_training(MODEL, CLUSTER, JOB, space)
+
+
+def trained(**rates: Any) -> sw.TrainReport:
+    """Return the report of a small training at some rates."""
+    options = sw.TrainingOptions(efficiencies=sw.Efficiencies(**rates))
+    return sw.train(MODEL, CLUSTER, sw.Plan(dp=2), JOB, options)
+
+
+def set_to(**settings: Any) -> sw.TrainReport:
+    """Return the report of a small training on a framework with some settings."""
+    stack = replace(sw.find_stack("fsdp2"), settings=sw.Settings(**settings))
+    return sw.train(MODEL, CLUSTER, sw.Plan(dp=2, sharding="fsdp"), JOB, sw.TrainingOptions(stack=stack))
+
+
 ASKED: dict[str, tuple[Callable[[Any], object], Any, str]] = {
     "names for a model": (lambda v: sw.train(v, CLUSTER, sw.Plan(dp=2), JOB), "llama-3.2-1b", "model"),
     "names for a cluster": (lambda v: sw.train(MODEL, v, sw.Plan(dp=2), JOB), "2xh100", "cluster"),
@@ -51,6 +79,41 @@ ASKED: dict[str, tuple[Callable[[Any], object], Any, str]] = {
     "an unknown class": (lambda v: under_load(limited(of=v)), "chat", "of"),
     "half a request": (lambda v: under_load(count=v), 20.5, "count"),
     "text for a batch": (lambda v: sw.count(MODEL, sw.Counting(batch=v)), "2", "batch"),
+    "a number for a model's name": (lambda v: sw.load_model(v), 3, "name_or_path"),
+    "text for overrides": (lambda v: sw.Model.load("gpt2", v), "num_layers=2", "overrides"),
+    "a number for a cluster": (lambda v: sw.Cluster.parse(v), 8, "text"),
+    "options of no names": (lambda v: sw.Cluster.parse("8xh100", v), {3: 1}, "overrides"),
+    "a number for a file": (lambda v: sw.Cluster.load(v), 8, "path"),
+    "no file of a device": (lambda v: sw.load_device(v), None, "path"),
+    "a number for a framework": (lambda v: sw.find_stack(v), 3, "stack"),
+    "a number for a script": (lambda v: sw.import_file(v), 8, "path"),
+    "a number for folders": (lambda v: sw.use_catalogue(v), 3, "catalogue"),
+    "a number for arguments": (lambda v: sw.from_megatron_args(v), 3, "args"),
+    "words for ranges": (lambda v: sw.IntRanges.parse(v), "auto", "values"),
+    "ranges that fall": (lambda v: sw.IntRanges.parse(v), "4..2", "values"),
+    "a range without numbers": (lambda v: search(sw.SearchSpace(tp=sw.IntRanges(((v, 1),)))), 2, "tp"),
+    "no clusters": (lambda v: sw.plan_training(MODEL, v, JOB), (), "cluster"),
+    "no counts of devices": (lambda v: sw.strong_scaling(MODEL, CLUSTER, JOB, v), [], "counts"),
+    "text for counts": (lambda v: sw.strong_scaling(MODEL, CLUSTER, JOB, v), "1..2", "counts"),
+    "a model for an answer": (lambda v: sw.runners_up(v), MODEL, "result"),
+    "text for an answer": (lambda v: sw.energy(v), "train", "report"),
+    "text for a PUE": (lambda v: sw.energy(trained(), v), "1.2", "pue"),
+    "a name for a roofline": (lambda v: sw.roofline(v), "train", "report"),
+    "a model for a plot": (lambda v: sw.plot(v, "model.svg"), MODEL, "answer"),
+    "a number for a plot": (lambda v: sw.plot(trained(), v), 3, "path"),
+    "a list to be explained": (lambda v: trained().explain(v), ["step"], "what"),
+    "an unknown axis": (lambda v: sw.comm(MODEL, CLUSTER, sw.Plan(dp=2), JOB).groups(v), "x", "axis"),
+    "a rank beyond the last": (lambda v: sw.comm(MODEL, CLUSTER, sw.Plan(dp=2), JOB).place(v), 2, "rank"),
+    "an unknown latency": (lambda v: under_load().why(v), "tttf", "metric"),
+    "lengths of nothing": (lambda v: under_load(input_tokens=sw.Length(kind="empirical", mean=9.0)), 0, "input_tokens"),
+    "prompts of no tokens": (lambda v: under_load(pairs=((v, 8),)), -3, "pairs"),
+    "a step too large": (lambda v: under_load_of(sw.Serving(max_batched_tokens=v)), 10**9, "max_batched_tokens"),
+    "steps below none": (lambda v: planned(sw.LoadSpace(step_tokens=(v,))), -5, "step_tokens"),
+    "more than is computed": (lambda v: sw.infer(MODEL, CLUSTER, sw.Plan(), sw.Serving(batch=v)), 10**40, "batch"),
+    "seconds beyond numbers": (lambda v: trained(memory_bytes_per_second=v), 1e-308, "step_seconds"),
+    "settings of other types": (lambda v: set_to(blas_workspace_bytes=v), (1,), "blas_workspace_bytes"),
+    "no batch to count": (lambda v: sw.count(MODEL, sw.Counting(batch=v)), 0, "batch"),
+    "an unknown recompute": (lambda v: sw.count(MODEL, sw.Counting(recompute=v)), "some", "recompute"),
     "text for a space": (lambda v: sw.plan_serving(MODEL, CLUSTER, SERVED, v), "tp=2", "space"),
 }  # fmt: skip
 
@@ -89,3 +152,8 @@ def test_numbers_of_numpy_are_numbers_and_lists_are_tuples() -> None:
 def test_every_field_of_what_callers_make_is_checked(kind: Any) -> None:
     """No annotation is of a type that the check does not know."""
     assert {name for name, *_ in _checks(kind)} == set(kind.__dataclass_fields__)
+
+
+def test_a_space_without_devices_is_that_of_all() -> None:
+    """A layout space that says nothing of devices is tried on those that a load is tried on unasked."""
+    assert planned(sw.LoadSpace(layouts=sw.ServingSpace())).layouts == planned(sw.LoadSpace()).layouts

@@ -102,6 +102,22 @@ class InputError(ValueError):
         return type(self), (self.problems,)
 
 
+def check_finite(headlines: Mapping[str, float]) -> None:
+    """Raise `InputError` where a headline is beyond what numbers can hold.
+
+    >>> check_finite({"step_seconds": math.inf})
+    Traceback (most recent call last):
+    shardwise.errors.InputError: step_seconds = 'inf': is beyond what can be computed; use rates and sizes that exist
+    """
+    problems = [
+        Problem(name, str(value), "is beyond what can be computed", "use rates and sizes that exist")
+        for name, value in headlines.items()
+        if not math.isfinite(value)
+    ]
+    if problems:
+        raise InputError(problems)
+
+
 @contextmanager
 def bounded(field: str, source: object) -> Iterator[None]:
     """Run a block whose input may nest too deep or want more memory than there is; both raise `InputError`.
@@ -236,6 +252,9 @@ def known_name(field: str, word: str, kind: str, names: Mapping[str, Iterable[st
     >>> known_name("stack", "Torch_Titan", "framework", {"fsdp2": ["torchtitan"], "deepspeed": []})
     'fsdp2'
     """
+    if not isinstance(word, str):
+        rule, remedy = f"must be the name of a {kind}", "use one of " + ", ".join(names)
+        raise InputError([Problem(field, plain(word), rule, remedy)])
     if word in names:
         return word
     meant = {_letters(one): name for name, others in reversed(list(names.items())) for one in (*others, name)}

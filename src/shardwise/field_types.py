@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
 from inspect import signature
 from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_args, get_origin
 
@@ -18,10 +20,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 # Returns a value as plain Python has it, and records under a name what is wrong with it.
 Check: TypeAlias = Callable[[str, Any, Problems], Any]
+# Whole numbers beyond it are meant of nothing, and products of them are more than numbers can hold.
+_MOST = 10**15
 # Of longer tuples, those of a trace, each item is checked by its class alone.
 _EACH = 1000
 # Records that the package makes of catalogues and files, and checks there; how the first two are made.
 _MADE = ("Model", "Cluster", "Device", "Stack", "Engine")
+# Of those the fields that callers set.
+_SET = {"Stack": ("settings",)}
 _MAKING = {"Model": 'Model.load("llama-3.1-8b")', "Cluster": 'Cluster.parse("8xh100")'}
 
 
@@ -81,6 +87,10 @@ def _check(kind: Any) -> Check | None:
         return _items(inner)
     if origin is Sequence:
         return _items((*inner, ...))
+    if origin is Mapping:
+        return _mapping
+    if kind is Path or origin is PathLike:
+        return _path
     if origin is UnionType:
         return _either(inner)
     if isinstance(kind, type) and is_dataclass(kind):
@@ -98,9 +108,9 @@ def _record(kind: Any) -> Check:
             return value
         changed = {}
         of_kind: Any = type(value)
-        for each, exact, of in () if made else _checks(of_kind):
+        for each, exact, of in _checks(of_kind, _SET.get(name, ()) if made else None):
             own = getattr(value, each)
-            if type(own) is exact and own == own:
+            if type(own) is exact and own == own and (exact is not int or -_MOST <= own <= _MOST):
                 continue
             plain = of(each, own, problems)
             if plain is not own:
@@ -111,21 +121,25 @@ def _record(kind: Any) -> Check:
 
 
 @cache
-def _checks(kind: type) -> tuple[tuple[str, Any, Check], ...]:
-    """Return the fields of a record whose types are known, each with its check, and that type where it is plain."""
+def _checks(kind: type, only: tuple[str, ...] | None = None) -> tuple[tuple[str, Any, Check], ...]:
+    """Return the fields of a record whose types are known, each with its check, and that type where it is plain.
+
+    `only` names the fields that are looked at, where those are not all.
+    """
     scope: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         scope |= vars(sys.modules[base.__module__])
-    kinds = [(f.name, _read(f.type, scope)) for f in fields(kind) if f.init]
+    named = [f for f in fields(kind) if f.init and (only is None or f.name in only)]
+    kinds = [(f.name, _read(f.type, scope)) for f in named]
     known = ((name, of, _check(of)) for name, of in kinds)
     return tuple((name, of if of in _PLAIN else None, check) for name, of, check in known if check is not None)
 
 
 def _whole(field: str, value: Any, problems: Problems) -> Any:
-    if type(value) is int:
-        return value
     if isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
+        if not -_MOST <= value <= _MOST:
+            problems.add(field, value, "is beyond what can be computed", "use sizes that exist")
+        return value if type(value) is int else int(value)
     problems.add(field, value, "must be a whole number", "write for example 8")
     return value
 
@@ -140,6 +154,18 @@ def _number(field: str, value: Any, problems: Problems) -> Any:
 def _text(field: str, value: Any, problems: Problems) -> Any:
     if not isinstance(value, str):
         problems.add(field, value, "must be text", "leave it out, or write it in quotes")
+    return value
+
+
+def _path(field: str, value: Any, problems: Problems) -> Any:
+    if not isinstance(value, PathLike):
+        problems.add(field, value, "must be a name or a path", 'write for example "gpt2" or "files/config.json"')
+    return value
+
+
+def _mapping(field: str, value: Any, problems: Problems) -> Any:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        problems.add(field, value, "must be a mapping of names to values", 'write for example {"num_layers": 2}')
     return value
 
 
@@ -183,7 +209,9 @@ def _either(inner: tuple[Any, ...]) -> Check | None:
             if not tried.items:
                 return plain
             refused.append(tried.items)
-        problems.items.extend(refused[-1 if str in inner else 0])
+        usual = refused[known.index(_path) if _path in known else -1 if str in inner else 0]
+        # Of a record with a wrong field that field is told.
+        problems.items.extend(next((one for one in refused if all(p.field != field for p in one)), usual))
         return value
 
     return check
@@ -197,7 +225,7 @@ def _items(inner: tuple[Any, ...]) -> Check | None:
         return None
 
     def check(field: str, value: Any, problems: Problems) -> Any:
-        if not isinstance(value, (tuple, list)) or not (each or len(value) == len(checks)):
+        if not isinstance(value, (tuple, list, range)) or not (each or len(value) == len(checks)):
             rule = "must be a tuple" if each else f"must be a tuple of {len(checks)}"
             problems.add(field, value, rule, "write (a,) for one, (a, b) for two")
             return value
@@ -206,7 +234,7 @@ def _items(inner: tuple[Any, ...]) -> Check | None:
                 problems.add(field, len(value), "holds values of several types", "write plain numbers")
             return value if isinstance(value, tuple) else tuple(value)
         plain = [of(field, one, problems) for of, one in zip(checks * (len(value) if each else 1), value, strict=True)]
-        changed = isinstance(value, list) or any(new is not old for new, old in zip(plain, value, strict=True))
+        changed = not isinstance(value, tuple) or any(new is not old for new, old in zip(plain, value, strict=True))
         return tuple(plain) if changed else value
 
     return check

@@ -33,9 +33,11 @@ def use_catalogue(*folders: str | Path) -> None:
 
     >>> use_catalogue()
     """
-    paths = [Path(os.path.expanduser(folder)) for folder in folders]
+    paths = [Path(os.path.expanduser(folder)) for folder in folders if isinstance(folder, (str, os.PathLike))]
     remedy = "give a folder that holds models/, devices/ or precisions/"
     wrong = [Problem("catalogue", str(p), "is not a folder", remedy) for p in paths if not os.path.isdir(p)]
+    others = [one for one in folders if not isinstance(one, (str, os.PathLike))]
+    wrong += [Problem("catalogue", str(one), "is not the path of a folder", remedy) for one in others]
     if wrong:
         raise InputError(wrong)
     _named[:] = paths

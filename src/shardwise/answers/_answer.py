@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from shardwise.errors import InputError, Problem, close_to
+from shardwise.errors import close_to
 from shardwise.records import dataclass
 
 if TYPE_CHECKING:
@@ -23,17 +23,6 @@ class Answer:
     status: int
     tree: Callable[[], Any]
     page: Callable[[], Page]
-
-
-def check_finite(headlines: Mapping[str, float]) -> None:
-    """Raise `InputError` where a headline is beyond what numbers can hold."""
-    problems = [
-        Problem(name, str(value), "is beyond what can be computed", "use rates and sizes that exist")
-        for name, value in headlines.items()
-        if not math.isfinite(value)
-    ]
-    if problems:
-        raise InputError(problems)
 
 
 def nothing_found(what: str, search: str, names: tuple[str, ...]) -> Answer:

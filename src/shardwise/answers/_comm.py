@@ -8,12 +8,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
-from shardwise.answers._answer import Answer, check_finite
+from shardwise.answers._answer import Answer
 from shardwise.answers._comm_tree import comm_tree, total_tree
 from shardwise.answers._described import describe
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines
 from shardwise.answers._plot import check_drawable, plotted
+from shardwise.errors import check_finite
 from shardwise.training import CATEGORIES, AxisMessages, CommReport, Flow, LayerRow, LayerTable
 from shardwise.units import counted, show_bytes, show_count, show_seconds, significant
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import field
 from functools import cached_property
@@ -48,6 +47,9 @@ from shardwise.plans.fields import MOST
 from shardwise.plans.laws import plan_problems
 from shardwise.records import dataclass, replace
 from shardwise.training import TuningSummary, checkpoints, fine_tuning_problems, tuning_summary
+
+# No run is of more tokens, and their FLOPs are still numbers.
+MOST_TOKENS = 1e20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,8 +304,9 @@ def _problems_of(counting: Counting) -> Problems:
     for name in ("batch", "seq_len"):
         if not 1 <= (value := getattr(counting, name)) <= MOST:
             problems.add(name, value, f"must be from 1 to {MOST:,}", "write for example 8")
-    if not (math.isfinite(counting.token_budget) and counting.token_budget >= 0):
-        problems.add("token_budget", counting.token_budget, "must be 0 or more", "use 0 for none, or for example 1e12")
+    if not 0 <= counting.token_budget <= MOST_TOKENS:
+        rule = f"must be from 0 to {MOST_TOKENS:g}"
+        problems.add("token_budget", counting.token_budget, rule, "use 0 for none, or for example 1e12")
     if counting.recompute not in RECOMPUTES:
         problems.add("recompute", counting.recompute, "is not a known choice", "use one of " + ", ".join(RECOMPUTES))
     with problems.collect():

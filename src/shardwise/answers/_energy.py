@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.cost import family_of, mean_watts, power_model
-from shardwise.errors import InputError, Problem
-from shardwise.notebook import PlainValues
+from shardwise.errors import InputError, Problem, plain
+from shardwise.field_types import typed
+from shardwise.notebook import Card, PlainValues
 from shardwise.plans import Training
 from shardwise.records import dataclass, replace
 from shardwise.units import show_count, significant
@@ -59,6 +60,7 @@ class Energy(PlainValues):
 AnyReport: TypeAlias = "TrainReport | InferReport | ServeReport"
 
 
+@typed
 def energy(report: AnyReport, pue: float = 1.0, grid_intensity: float | None = None) -> Energy:
     """Return the energy of a training step and run, of a served batch, or of the requests of a load.
 
@@ -72,6 +74,9 @@ def energy(report: AnyReport, pue: float = 1.0, grid_intensity: float | None = N
     >>> 300 < used.watts_per_device <= 700 and used.run_kwh is None
     True
     """
+    if not isinstance(report, Card):
+        rule, remedy = "must be the answer of train, infer or serve", "write energy(train(...))"
+        raise InputError([Problem("report", plain(report), rule, remedy)])
     _check(pue, grid_intensity)
     case = cast("InferReport", getattr(report, "base", report)).case
     host = getattr(case, "host", None)

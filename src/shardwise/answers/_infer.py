@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _case
-from shardwise.answers._answer import Answer, check_finite, whole_bytes
+from shardwise.answers._answer import Answer, whole_bytes
 from shardwise.answers._described import describe
 from shardwise.answers._energy import Energy, asked_energy, energy_lines, energy_tree
 from shardwise.answers._evidence import evidence_lines, evidence_tree, fits_at, interval_tree, show_band
@@ -31,7 +31,7 @@ from shardwise.answers._page import (
 )
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._waves import waves_lines, waves_of
-from shardwise.errors import InputError
+from shardwise.errors import InputError, check_finite
 from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport, ServingOptions, StageBytes, StepCost, infer, time_tree
 from shardwise.units import show_bytes, show_count, show_seconds, show_usd, significant

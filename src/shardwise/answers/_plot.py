@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardwise.answers._answer import Answer
 from shardwise.answers._converters import FIGURES, fail
 from shardwise.answers._inputs import Inputs
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, plain
+from shardwise.field_types import typed
 from shardwise.libraries import is_installed
 from shardwise.units import show_seconds
 
@@ -62,7 +64,11 @@ def figure_of(answer: Drawn) -> Figure:
 
         return serving_figure(answer)
     from shardwise.answers._plots_search import plan_figure
+    from shardwise.search import TrainingResult
 
+    if not isinstance(answer, TrainingResult):
+        rule, remedy = "is not an answer that is drawn", "give that of train, infer, serve, roofline or a search"
+        raise InputError([Problem("answer", plain(answer), rule, remedy)])
     return plan_figure(answer)
 
 
@@ -75,9 +81,10 @@ def paper_of(size: str, dark: bool) -> Canvas:
     return Canvas(size, bool(dark))
 
 
+@typed
 def plot(
     answer: Drawn,
-    path: str,
+    path: str | PathLike[str],
     size: str = "page",
     dark: bool = False,
 ) -> None:
@@ -90,19 +97,34 @@ def plot(
         ...
     shardwise.errors.InputError: path = 'step.jpg': does not say what to write; end the name in .svg or .png or ...
     """
-    _check(path, FIGURES)
+    path = _checked(path, FIGURES)
     from shardwise.answers._canvas import save, styled
 
     with styled(paper_of(size, dark)):
         save(figure_of(answer), path)
 
 
-def plot_timeline(report: TrainReport, path: str, size: str = "page", dark: bool = False) -> StepTimeline:
-    """Write one step and return it; its seconds are simulated.
+@typed
+def plot_timeline(
+    report: TrainReport, path: str | PathLike[str], size: str = "page", dark: bool = False
+) -> StepTimeline:
+    """Write one step to a file and return it, chunk by chunk in seconds, which are simulated.
 
-    The name's end says as what: a trace for Perfetto (.json), PyTorch's memory snapshot (.pickle), or a drawing.
+    The name's end says as what: a trace for Perfetto (.json), PyTorch's memory snapshot (.pickle), or a drawing
+    (.svg, .png, .pdf or .html). Raises `InputError` for another end, and where a step has too many chunks.
+
+    >>> from shardwise import Cluster, Plan, Training, load_model, train
+    >>> plan, job = Plan(pp=2, dp=0), Training(seq_len=1024, global_batch=8)
+    >>> report = train(load_model("gpt2"), Cluster.parse("2xh100"), plan, job)
+    >>> timeline = plot_timeline(report, getfixture("tmp_path") / "step.json")
+    >>> abs(timeline.seconds / report.step_seconds - 1) < timeline.tolerance
+    True
     """
-    _check(path, (".json", ".pickle", *FIGURES))
+    from shardwise.training import TrainReport
+
+    if not isinstance(report, TrainReport):
+        raise InputError([Problem("report", plain(report), "must be the answer of train", "write train(...)")])
+    path = _checked(path, (".json", ".pickle", *FIGURES))
     timeline = report.timeline()
     if path.lower().endswith(".json"):
         from shardwise.answers._trace import trace_tree
@@ -126,14 +148,16 @@ def plot_timeline(report: TrainReport, path: str, size: str = "page", dark: bool
     return timeline
 
 
-def _check(path: str, endings: tuple[str, ...]) -> None:
-    """Raise `InputError` for a name that does not say what to write, and where nothing is installed to draw."""
+def _checked(given: str | PathLike[str], endings: tuple[str, ...]) -> str:
+    """Return a path as text; raises `InputError` where it does not say what to write, or nothing is there to draw."""
+    path = str(os.fspath(given))
     if not path.lower().endswith(endings):
         remedy = "end the name in " + " or ".join(endings)
         raise InputError([Problem("path", path, "does not say what to write", remedy)])
     if not path.lower().endswith((".json", ".pickle")) and not is_installed("matplotlib"):
         rule, remedy = "needs matplotlib, which is not installed", "pip install 'shardwise[plots]'"
         raise InputError([Problem("path", path, rule, remedy)])
+    return path
 
 
 DRAWN = ("plot", "timeline")

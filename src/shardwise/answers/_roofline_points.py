@@ -24,6 +24,7 @@ from shardwise.cost import (
 )
 from shardwise.cost import op_seconds as trained_seconds
 from shardwise.errors import InputError, Problem
+from shardwise.field_types import typed
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
 from shardwise.notebook import PlainValues
@@ -349,9 +350,9 @@ def _merged(points: list[RooflinePoint]) -> RooflinePoint:
         return sum(p.times * float(getattr(p, name)) for p in points) / times
 
     longest = max(points, key=lambda p: p.total_seconds)
-    shape = tuple(sum(p.times * p.shape[i] for p in points) / times for i in range(4))
-    flops, moved, seconds = mean("flops"), mean("moved_bytes"), mean("seconds")
-    return replace(longest, times=times, shape=shape, flops=flops, moved_bytes=moved, seconds=seconds)
+    means: dict[str, Any] = {name: mean(name) for name in ("flops", "moved_bytes", "seconds")}
+    means["shape"] = tuple(sum(p.times * p.shape[i] for p in points) / times for i in range(4))
+    return replace(longest, times=times, **means)
 
 
 def step_points(report: InferReport, phase: str, step: EngineStep[float], times: float) -> Iterable[RooflinePoint]:
@@ -381,10 +382,9 @@ def _of_serving(report: InferReport) -> Roofline:
     return Roofline(report, (*_mean(prefill), *_mean(decode)), what)
 
 
+@typed
 def roofline(report: TrainReport | InferReport) -> Roofline:
-    """Return every operator of a report, in FLOPs, bytes and seconds, against the roofline of its device.
-
-    Williams, Waterman, Patterson 2009; costs of the operators as in `shardwise.cost`.
+    """Return every operator of a report in FLOPs, bytes and seconds, against its device (Williams et al. 2009).
 
     >>> from shardwise import Cluster, Plan, Training, load_model, train
     >>> job = Training(seq_len=4096, global_batch=8)

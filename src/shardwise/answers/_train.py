@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case, _precision
-from shardwise.answers._answer import Answer, check_finite, whole_bytes
+from shardwise.answers._answer import Answer, whole_bytes
 from shardwise.answers._energy import asked_energy, energy_tree
 from shardwise.answers._evidence import fits_at
 from shardwise.answers._files import command_words
@@ -17,7 +17,7 @@ from shardwise.answers._plot import check_drawable, plotted, timed
 from shardwise.answers._train_page import savers_table, train_page
 from shardwise.answers._train_tree import train_tree
 from shardwise.answers._whole_steps import whole
-from shardwise.errors import InputError
+from shardwise.errors import InputError, check_finite
 from shardwise.records import replace
 from shardwise.training import TrainReport
 

@@ -15,6 +15,7 @@ from typing import cast
 
 from shardwise import files
 from shardwise.errors import InputError, Problem, Problems, bounded
+from shardwise.field_types import typed
 from shardwise.formats._imported import NOTHING, SIZES, ImportContext, Imported, matches
 from shardwise.formats._launch import REMEDY, unread
 from shardwise.formats._launched import Launched
@@ -26,6 +27,7 @@ MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": file
 """Most bytes of a file by its ending; of any other, what a person writes."""
 
 
+@typed
 def import_file(
     path: str | PathLike[str], variables: Mapping[str, str] | None = None, around: ImportContext | None = None
 ) -> Imported:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from shardwise.errors import InputError, Problem, Problems, close_to, nearest, plain
+from shardwise.field_types import typed
 from shardwise.files import own_table, read_toml
 from shardwise.hardware._clouds import instance_names
 from shardwise.hardware._device import Device, Fact, find_link, read_field
@@ -60,6 +61,7 @@ def _own_device(file: OwnFile) -> Device:
     return load_device(file.path)
 
 
+@typed
 def load_device(path: str | Path) -> Device:
     """Return the device that a TOML file describes; the format is that of the catalogue, see `device_to_toml`."""
     place = Path(path)

@@ -8,6 +8,7 @@ from functools import cache
 from types import MappingProxyType
 
 from shardwise.errors import InputError, Problem, Problems, nearest, plain
+from shardwise.field_types import typed
 from shardwise.files import own_table
 from shardwise.hardware._quantity import (
     BYTES,
@@ -133,7 +134,7 @@ class Device:
 
     def knows(self, name: str) -> bool:
         """Return whether the device states a field, such as "power_watts" or "matrix_flops.fp8"."""
-        return name in self._values
+        return isinstance(name, str) and name in self._values
 
     def fact(self, name: str) -> Fact:
         """Return the number of a field with its source and date."""
@@ -148,12 +149,13 @@ class Device:
         Traceback (most recent call last):
         shardwise.errors.InputError: dtype = 'bf16': has no published matrix rate on v100-sxm-32gb; use fp32 or fp16
         """
-        if _MATRIX + dtype not in self._values:
+        if f"{_MATRIX}{dtype}" not in self._values:
             rates = self.matrix_flops
             known = " or ".join(rates) if rates else f"peak_flops.{dtype} to state the rate"
             fail("dtype", dtype, f"has no published matrix rate on {self.name}", f"use {known}")
         return float(self._values[_MATRIX + dtype])
 
+    @typed
     def with_values(self, values: Mapping[str, float | bool], source: str, date: str) -> Device:
         """Return the device with fields replaced or added, each carrying the source given here.
 
@@ -277,7 +279,8 @@ class Device:
         return int(self._known("year"))
 
     def _known(self, name: str) -> float:
-        if name not in self._values:
+        if not self.knows(name):
+            name = str(name)
             option = FIELDS[name][1] if name in FIELDS else f"one of {nearest(name, FIELDS)}"
             fail(name, None, f"is not known for {self.name}", f"give it with {option}")
         return self._values[name]

@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
-from shardwise.errors import InputError, Problems, nearest, plain
+from shardwise.errors import InputError, Problem, Problems, nearest, plain
+from shardwise.field_types import typed
 from shardwise.files import below, read_toml
 from shardwise.hardware._build import built
 from shardwise.hardware._catalogue import Lookup, device_from_table, find_device, in_file, load_device, spelled
@@ -300,6 +301,7 @@ class Cluster:
         return -(-self.num_devices // self.devices_per_node)
 
     @classmethod
+    @typed
     def parse(cls, text: str, overrides: Mapping[str, object] = _NOTHING) -> Cluster:
         """Return the cluster that text such as "256xh100-sxm-80gb" or "32x8xh100" (nodes x devices) describes.
 
@@ -312,6 +314,7 @@ class Cluster:
         return cluster_of_text(cls, text, overrides)
 
     @classmethod
+    @typed
     def load(cls, path: str | Path, follow: bool = False) -> Cluster:
         """Return the cluster that a TOML file describes: `device`, `num_devices`, any override, and [[tiers]].
 
@@ -332,7 +335,10 @@ class Cluster:
         >>> Cluster.parse("2xh100").with_tiers([pair]).tiers[0].name
         'nvlink'
         """
-        return replace(self, tiers=tuple(tiers))
+        given = tuple(tiers) if isinstance(tiers, Iterable) else (tiers,)
+        if wrong := [one for one in given if not isinstance(one, Tier)]:
+            raise InputError([Problem("tiers", plain(wrong[0]), "must be tiers", "write [Tier(...), Tier(...)]")])
+        return replace(self, tiers=given)
 
 
 def build_cluster(name: str, lookup: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()) -> Cluster:

@@ -12,6 +12,7 @@ from os import PathLike
 from typing import Any, cast
 
 from shardwise.errors import InputError, Problem, near
+from shardwise.field_types import typed
 from shardwise.files import read_json
 from shardwise.libraries import how_to_install
 from shardwise.models._architecture import Architecture
@@ -109,8 +110,6 @@ def model_from_config(
 def model_from_sizes(sizes: Mapping[str, Any]) -> Model:
     """Return the model of some sizes, by names of `FIELDS` and `SIZE_FIELDS`; raises `InputError` with all problems.
 
-    Its assumptions list every default that was taken.
-
     >>> model = model_from_sizes({"num_layers": 96, "hidden_size": 12288, "tied": True})
     >>> model.layers[0].feed_forward.ffn, model.num_layers
     (49152, 96)
@@ -123,6 +122,7 @@ def model_from_sizes(sizes: Mapping[str, Any]) -> Model:
 _TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt", "-deduped")
 
 
+@typed
 def resolve_architecture(
     name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: FilePart = ""
 ) -> Architecture:

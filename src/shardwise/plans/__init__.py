@@ -27,6 +27,7 @@ from shardwise.plans._jobs import (
 )
 from shardwise.plans._laws import divisors, one_of
 from shardwise.plans._liger import fused_layers, with_loss_layers
+from shardwise.plans._limits import Limit
 from shardwise.plans._optimizers import OPTIMIZERS, PAGED_ELEMENTS, Moments, Optimizer, find_optimizer
 from shardwise.plans._placement import (
     WholeNumbers,
@@ -105,7 +106,6 @@ from shardwise.plans._workload import (
     QUANTILES,
     Arrivals,
     Length,
-    Limit,
     Metric,
     RequestClass,
     Workload,

@@ -255,6 +255,7 @@ def reference_of(job: Training, own: str = "") -> str:
     >>> [reference_of(Training(seq_len=1, global_batch=1, method=name)) for name in ("dpo", "sft")]
     ['copy', 'none']
     """
-    if not OBJECTIVES[job.method].reference:
+    # A method that is not known is refused where jobs are checked.
+    if job.method not in OBJECTIVES or not OBJECTIVES[job.method].reference:
         return "none"
     return job.reference or ((own or "base") if job.adapter else "copy")

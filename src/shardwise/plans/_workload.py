@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import accumulate, islice, pairwise, repeat, takewhile
+from itertools import accumulate, chain, islice, pairwise, repeat, takewhile
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from shardwise.errors import Problems
@@ -107,6 +107,8 @@ class Length:
             problems.add(name, self.mean, f"must be at least {least} on average", f"use {least} or more")
         if not 0 <= self.cv <= 10:
             problems.add(f"{name}_cv", self.cv, "must lie between 0 and 10", "use for example 0.8")
+        if self.kind == "empirical" and (not self.values or min(self.values) < least):
+            problems.add(name, str(self.values[:3]), f"must have values of at least {least}", "give values=(512, 1024)")
         if self.kind == "uniform" and self.low < least:
             shown, most = f"{self.low}..{self.high}", max(self.high, least)
             problems.add(name, shown, f"must begin with at least {least}", f"write {least}..{most}")
@@ -342,6 +344,11 @@ class Workload:
         problems.items.extend(self._of_classes().items)
         if not 0 <= self.cached_share <= 1:
             problems.add("cached_share", self.cached_share, "must lie between 0 and 1", "use 0 for none")
+        # Blocks of long traces are as they were read.
+        blocks = (size for several in self.blocks[:1000] for _, size in several)
+        tokens = chain(chain.from_iterable(self.pairs), blocks)
+        if (least := min(tokens, default=1)) < 1:
+            problems.add("pairs" if self.pairs else "blocks", least, "must have at least 1 token each", "use 1 or more")
         if any(self.blocks):
             for name in ("prefix_tokens", "cached_share"):
                 if value := getattr(self, name):
@@ -364,37 +371,4 @@ class Workload:
         total = sum(one.share for one in self.classes)
         if self.classes and abs(total - 1) > 1e-6:
             problems.add("classes", total, "must have shares that add up to 1", "divide each share by their sum")
-        return problems
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limit:
-    """One latency limit: a metric, the quantile that must keep it ("mean" too), and seconds."""
-
-    metric: Metric
-    quantile: str
-    seconds: float
-    of: str = ""
-    """The class of requests that it is about; empty: all."""
-
-    @property
-    def needed_requests(self) -> int:
-        """Requests that must be simulated for the quantile to mean something: ten beyond it."""
-        share = QUANTILES[self.quantile]
-        return 1 if math.isnan(share) else math.ceil(10 / (1 - share))
-
-    def needed_of(self, workload: Workload) -> int:
-        """Return the requests of a workload that must be simulated, so that there are enough of the limit's class."""
-        return math.ceil(self.needed_requests / workload.share(self.of))
-
-    def problems(self, workload: Workload) -> Problems:
-        """Return what is wrong with the limit on the requests of a workload."""
-        problems = Problems()
-        if self.quantile not in QUANTILES:
-            problems.add("quantile", self.quantile, "is not a known choice", "use one of " + ", ".join(QUANTILES))
-        if self.of and self.of not in (names := [one.name for one in workload.classes]):
-            problems.add("of", self.of, "is no class of the workload", f"use one of {', '.join(names) or 'none'}")
-        if not (math.isfinite(self.seconds) and self.seconds > 0):
-            name = f"{self.quantile}_{self.metric}"
-            problems.add(name, self.seconds, "must be more than 0 seconds", "use for example 1s")
         return problems

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwise.errors import InputError, Problem
+from shardwise.field_types import typed
 from shardwise.frames import Frame
 from shardwise.hardware import Cluster
 from shardwise.models import Model
@@ -15,6 +16,7 @@ from shardwise.search._space import SearchSpace
 from shardwise.search._training import work_of
 
 
+@typed
 def frame(
     model: Model,
     cluster: Cluster,

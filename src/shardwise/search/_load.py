@@ -20,7 +20,15 @@ from shardwise.models import Model
 from shardwise.notebook import Card, CardLine, in_words, plain_line
 from shardwise.plans import Limit, Serving, Workload
 from shardwise.records import dataclass, replace
-from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, LoadGroup, LoadSearch, LoadSpace
+from shardwise.search._load_groups import (
+    LOAD_OBJECTIVES,
+    POOLS,
+    REPLICA_DEVICES,
+    Candidate,
+    LoadGroup,
+    LoadSearch,
+    LoadSpace,
+)
 from shardwise.search._load_pools import candidates
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import FrontPoint, Rejection
@@ -229,6 +237,20 @@ def _problems(workload: Workload, options: LoadOptions, objective: str, pools: s
     return problems
 
 
+def _check(space: LoadSpace) -> None:
+    """Raise `InputError` for layouts, limits of batches and pools that cannot be tried."""
+    problems = Problems()
+    with problems.collect():
+        space.layouts.check()
+    for name in ("step_tokens", "max_sequences"):
+        if not (values := getattr(space, name)) or min(values) < 0:
+            shown = ",".join(map(str, values))
+            problems.add(name, shown, "must be numbers of at least 0", "use (0,) for the engine's own")
+    if space.pools not in POOLS:
+        problems.add("pools", space.pools, "is not known", "use one of " + ", ".join(POOLS))
+    problems.raise_if_any()
+
+
 @typed
 def plan_serve(
     model: Model,
@@ -246,16 +268,14 @@ def plan_serve(
     start = time.perf_counter()
     (space, objective, top), options, job = search, options or LoadOptions(), job or Serving()
     _problems(workload, options, objective, space.pools).raise_if_any()
-    space.layouts.check()
-    if space.pools not in POOLS:
-        problems = Problems()
-        problems.add("pools", space.pools, "is not known", "use one of " + ", ".join(POOLS))
-        problems.raise_if_any()
+    _check(space)
     needed = max((limit.needed_of(workload) for limit in options.limits), default=0)
     workload = replace(workload, count=max(workload.count, needed, _TURNS * workload.arrivals.users))
     prompt, made = workload.longest
     request_problems(model, workload).raise_if_any()
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
+    if not space.layouts.devices.ranges:
+        space = replace(space, layouts=replace(space.layouts, devices=REPLICA_DEVICES))
     widest = max(high for _, high in space.layouts.devices.ranges)
     grid = ServingGrid(
         model=model,

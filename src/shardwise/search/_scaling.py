@@ -7,6 +7,7 @@ from dataclasses import fields
 from functools import cached_property
 
 from shardwise.errors import InputError, Problem
+from shardwise.field_types import typed
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Training
@@ -84,6 +85,7 @@ def doubling(low: int, high: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
+@typed
 def strong_scaling(
     model: Model,
     cluster: Cluster,
@@ -104,6 +106,9 @@ def strong_scaling(
     ([2, 4, 8], 1.0)
     """
     space, options = space or SearchSpace(), options or SearchOptions(top=1)
+    if not counts or min(counts) < 1:
+        rule, remedy = "must be counts of at least one device", "write for example (8, 16, 32)"
+        raise InputError([Problem("counts", str(tuple(counts)), rule, remedy)])
     works = [(count, scaled_task(work_of(model, cluster, job, space, options), count)) for count in counts]
     return tuple(scaled_rows(works, lambda work: searched(work, SerialExecutor())))
 

@@ -14,9 +14,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cost import Band, band_of
+from shardwise.errors import InputError, Problem, plain
+from shardwise.field_types import typed
 from shardwise.records import dataclass
 from shardwise.search._moved import CONSTANTS, Moves, constant_band, is_training, moved_replicas, moved_steps
-from shardwise.search._result import loss_of
+from shardwise.search._result import SearchResult, loss_of
 
 if TYPE_CHECKING:
     from shardwise.search._serving import ServingResult
@@ -56,6 +58,7 @@ class RunnerUp:
     sensitivity: tuple[Sensitivity, ...]
 
 
+@typed
 def runners_up(result: TrainingResult | ServingResult, most: int = 2) -> tuple[RunnerUp, ...]:
     """Return the next plans behind the best, at most so many, each of other degrees: those that tie with it first.
 
@@ -70,6 +73,9 @@ def runners_up(result: TrainingResult | ServingResult, most: int = 2) -> tuple[R
     >>> near[0].behind > 0
     True
     """
+    if not isinstance(result, SearchResult):
+        rule, remedy = "must be the answer of a search", "give what plan_training or plan_serving returned"
+        raise InputError([Problem("result", plain(result), rule, remedy)])
     if len(result.best) < 2:
         return ()
     reports: Sequence[Any] = result.best

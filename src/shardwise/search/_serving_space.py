@@ -13,7 +13,7 @@ from shardwise.errors import Problem, Problems
 from shardwise.plans import AXES, Plan, Serving
 from shardwise.plans.fields import DEPLOYED
 from shardwise.records import dataclass, replace
-from shardwise.search._space import AxisOrder, IntRanges, upto
+from shardwise.search._space import AxisOrder, IntRanges, check_ranges, upto
 from shardwise.serving import Engine, cache_bytes, find_engine, find_format, stages_together
 
 EVERY, BATCHES = IntRanges(), upto(4096)
@@ -87,6 +87,7 @@ class ServingSpace:
         elif self.batch_step:
             self._check_steps(problems)
         self._check_names(problems)
+        check_ranges(problems, self)
         problems.raise_if_any()
 
     def _check_steps(self, problems: Problems) -> None:

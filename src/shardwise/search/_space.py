@@ -6,12 +6,14 @@ plan is counted twice: sequence parallelism needs tp, a schedule needs pp, shard
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import permutations
 from typing import Any
 
-from shardwise.errors import Problems
+from shardwise.errors import InputError, Problem, Problems
+from shardwise.field_types import typed
 from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, OPTIMIZERS, RECOMPUTES, SCHEDULES, SHARDINGS, SHIFTS, Schedule
 from shardwise.records import dataclass
 
@@ -36,19 +38,21 @@ class IntRanges:
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
+    @typed
     def parse(cls, text: str) -> IntRanges:
-        """Return the set that text such as "1..8", "1,2,4" or "4" describes; raises `ValueError` for other text.
+        """Return the set that text such as "1..8", "1,2,4" or "4" describes; raises `InputError` for other text.
 
         >>> IntRanges.parse("1..4,16").of([1, 2, 8, 16])
         [1, 2, 16]
         """
         ranges = []
         for part in text.split(","):
-            low, dots, high = part.strip().partition("..")
-            pair = int(low), int(high) if dots else int(low)
-            if pair[0] < 1 or pair[1] < pair[0]:
-                raise ValueError(part)
-            ranges.append(pair)
+            match = re.fullmatch(r"\s*(\d{1,15})(?:\.\.(\d{1,15}))?\s*", part, re.ASCII)
+            low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+            if not 1 <= low <= high:
+                rule = "must be whole numbers from 1, and ranges of them that rise"
+                raise InputError([Problem("values", text, rule, "write for example 1,2,4 or 1..8")])
+            ranges.append((low, high))
         return cls(tuple(ranges))
 
     def of(self, values: Iterable[int]) -> list[int]:
@@ -158,7 +162,17 @@ class SearchSpace:
             _check(problems, name, getattr(self, name), getattr(self, name))
         if self.orders:
             _check(problems, "order", self.orders, ORDERS)
+        check_ranges(problems, self)
         problems.raise_if_any()
+
+
+def check_ranges(problems: Problems, space: object) -> None:
+    """Record ranges of a space that hold no number."""
+    for one in fields(type(space)):  # type: ignore[arg-type]
+        given = getattr(space, one.name)
+        for low, high in given.ranges if isinstance(given, IntRanges) else ():
+            if not 1 <= low <= high:
+                problems.add(one.name, f"{low}..{high}", "holds no number of at least 1", "write for example 1..8")
 
 
 def _check(problems: Problems, name: str, values: Sequence[object], known: Sequence[object]) -> None:

@@ -330,6 +330,8 @@ def work_of(
         problems.add(
             "global_batch", min(batches) or None, "is needed: plans are compared for the same batch", "for example 1024"
         )
+    if not clusters:
+        problems.add("cluster", None, "is missing: there is none to search on", 'use Cluster.parse("8xh100")')
     for one in clusters:
         problems.items += options.training_problems(one, job)
     problems.items[:] = dict.fromkeys(problems.items)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from shardwise.cost import Band, Conditions, band_of
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, check_finite
 from shardwise.field_types import typed
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, tracing
@@ -261,11 +261,9 @@ class InferReport(Card):
         with tracing():
             return evaluate(self.case, sizes_of(self.case.model, self.plan, self.job, self.case.domains))
 
+    @typed
     def explain(self, what: str = "ttft") -> Traced:
-        """Return a headline as a number that opens: "ttft", "tpot", "request", "memory" or "kv_cache".
-
-        Another name is an `InputError`.
-        """
+        """Return "ttft", "tpot", "request", "memory" or "kv_cache" as a number that opens; else raise `InputError`."""
         cost = self.traced
         heaviest = cost.memory[self.evaluation.memory.index(self.memory)]
         numbers: dict[str, Any] = {
@@ -392,6 +390,7 @@ def infer(
     case, notes = complete(question)
     evaluation: BatchCost[float] = evaluate(case, sizes_of(case.model, case.plan, case.job, case.domains))
     report = InferReport(case=case, evaluation=evaluation, assumptions=())
+    check_finite({"request_seconds": report.request_seconds, "weights_bytes_per_gpu": report.weights_bytes_per_gpu})
     if 0 < (most := report.most_started) < (asked := case.profiled.sequences):
         notes += (f"{case.engine.title} needs --max-sequences {most}: {asked:,} are more than its blocks of states",)
     notes_of = (*model.assumptions, *cluster.assumptions, *notes, *evaluation.notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from shardwise.errors import Problems, plain
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.notebook import PlainValues
@@ -126,12 +127,14 @@ class CommReport(PlainValues):
 
     def on(self, axis: str, index: int) -> tuple[Flow, ...]:
         """Return what a device of a run of stages sends on an axis."""
+        self._check(axis, index=(index, len(self.flows)))
         return tuple(f for f in self.flows[index] if self.names[f.message.group] == axis)
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Return the ranks of every group of an axis that talks; a rank alone does not."""
-        kind = next(kind for kind, name in self.names.items() if name == axis)
-        return tuple(group for group in named_groups(self.plan, kind) if len(group) > 1)
+        self._check(axis)
+        kinds = [kind for kind, name in self.names.items() if name == axis]
+        return tuple(group for kind in kinds[:1] for group in named_groups(self.plan, kind) if len(group) > 1)
 
     def place(self, rank: int) -> str:
         """Return where a rank sits: node and device in it, both from 0.
@@ -141,8 +144,19 @@ class CommReport(PlainValues):
         >>> comm(load_model("gpt2"), Cluster.parse("16xh100"), Plan(dp=0), job).place(9)
         'n1_g1'
         """
+        self._check(rank=(rank, self.plan.num_devices))
         node, device = divmod(rank, self.report.case.cluster.devices_per_node)
         return f"n{node}_g{device}"
+
+    def _check(self, axis: object = None, **numbers: tuple[object, int]) -> None:
+        """Raise `InputError` for an axis that is not known, and for numbers that are not from 0 to below a count."""
+        problems = Problems()
+        if axis is not None and not (isinstance(axis, str) and axis in TITLES):
+            problems.add("axis", plain(axis), "is not an axis of messages", "use one of " + ", ".join(TITLES))
+        for name, (value, count) in numbers.items():
+            if not isinstance(value, int) or not 0 <= value < count:
+                problems.add(name, plain(value), f"must be a whole number from 0 to {count - 1:,}", "use 0")
+        problems.raise_if_any()
 
     @cached_property
     def traffic_map(self) -> TrafficMap:

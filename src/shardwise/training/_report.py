@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cost import Conditions
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, check_finite
 from shardwise.field_types import typed
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
@@ -266,6 +266,7 @@ class TrainReport(Card):
             return 0.0
         return self.case.memory_band.chance(self.verdict.limit_bytes / self.evaluation.needed)
 
+    @typed
     def explain(self, what: str = "step") -> Traced:
         """Return a headline as a number that opens: one of `HEADLINES`; raises `InputError` for another name.
 
@@ -280,10 +281,8 @@ class TrainReport(Card):
             rule, remedy = "is not a number that can be explained", "use one of " + ", ".join(HEADLINES)
             raise InputError([Problem("what", what, rule, remedy)])
         step, peak = self.traced.step.total, self.traced.peak
-        if what == "step":
-            return step
-        if what == "memory":
-            return peak
+        if what in ("step", "memory"):
+            return step if what == "step" else peak
         with tracing():
             devices = leaf("devices", self.plan.num_devices)
             tokens = leaf("tokens of a step", self.job.tokens_per_step) / (step * devices)
@@ -391,6 +390,7 @@ def train(
     asked = Question(model=model, cluster=cluster, plan=plan, job=job, stack=stack, accumulation=options.accumulation)
     plan, job, notes = complete(replace(asked, risk=risk), seconds)
     report = report_of(case(plan, job), (), priced)
+    check_finite({"step_seconds": report.step_seconds, "device_bytes": report.device_bytes})
     rates, network = report.evaluation.rates.assumptions, report.evaluation.network.assumptions
     noted = (*model.assumptions, *cluster.assumptions, *notes, *stated(report.case), *rates, *network)
     if report.host_bytes and not cluster.host_memory_bytes:

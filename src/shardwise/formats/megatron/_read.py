@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardwise.errors import Problem, plain
+from shardwise.errors import InputError, Problem, plain
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, ReadArgument
 from shardwise.formats._launch import Launch, Started, started, started_by
 from shardwise.formats.megatron import _checkpoint, _job, _model, _plan
@@ -85,7 +85,10 @@ def from_megatron_args(args: Namespace | Mapping[str, object]) -> Imported:
     >>> from_megatron_args(names).plan.dp
     8
     """
-    table = dict(args) if isinstance(args, Mapping) else vars(args)
+    if not isinstance(args, Mapping) and not hasattr(args, "__dict__"):
+        rule, remedy = "must be parsed arguments, or a mapping of their names", "give what parse_args returned"
+        raise InputError([Problem("args", plain(args), rule, remedy)])
+    table = {str(name): value for name, value in (args if isinstance(args, Mapping) else vars(args)).items()}
     given = from_mapping(table)
     chunks = table.get("virtual_pipeline_model_parallel_size")
     if chunks is not None:

@@ -31,7 +31,7 @@ from shardwise.serving.load._replica import LimitWatch, uncollected
 from shardwise.serving.load._report import ServeReport
 from shardwise.serving.load._sample import REQUESTS, requests_of, sample_of, sample_of_pools
 from shardwise.serving.load._state import Stage
-from shardwise.serving.load._steps import StepTable
+from shardwise.serving.load._steps import MOST_STEP_TOKENS, StepTable
 
 
 def request_problems(model: Model, workload: Workload) -> Problems:
@@ -54,6 +54,9 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
     if model.generates and base.fits and prompt + made > base.held_tokens(prompt + made):
         rule = f"and {made} tokens of output are more than the {base.kv_cache_tokens:,} tokens of a replica's cache"
         problems.add("input_tokens", prompt, rule, "use more devices a replica (--tp), or a narrower --kv-cache")
+    if (tokens := base.job.max_batched_tokens) > MOST_STEP_TOKENS:
+        rule = f"is more than {MOST_STEP_TOKENS:,}, the largest step that is timed"
+        problems.add("max_batched_tokens", tokens, rule, "use for example 8192")
     if options.receive_steps is not None and options.receive_steps < 1:
         problems.add("receive_steps", options.receive_steps, "must be at least 1", "use 1 to look after every step")
     if not 0 <= options.risk < 1:
@@ -142,9 +145,7 @@ def serve(
     form is not simulated, since its queue grows without end. `job` says formats and memory as for `infer`.
     """
     options, job = options or LoadOptions(), job or Serving()
-    problems = workload.problems()
-    if problems.items:
-        raise InputError(dict.fromkeys(problems.items))
+    workload.problems().raise_if_any()
     decode, prefill = _parts(cluster, plan, options)
     prompt, made = workload.longest
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
@@ -159,9 +160,7 @@ def serve(
         own = policy.of_prompts_set_aside(limits_of(base.case.engine.name, cluster.device))
         alone = replace(limits, output_tokens=1, max_sequences=own)
         first = _prefill(model, prefill, options.prefill, alone, options)
-    problems = _problems(base, workload, options)
-    if problems.items:
-        raise InputError(dict.fromkeys(problems.items))
+    _problems(base, workload, options).raise_if_any()
     return _answer(base, first, ServeQuestion(cluster=cluster, workload=workload, policy=policy, options=options))
 
 

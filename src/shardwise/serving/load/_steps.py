@@ -121,6 +121,10 @@ def launched_ahead(case: ServingCase) -> ServingCase:
     return replace(case, engine=replace(case.engine, host=replace(case.engine.host, eager_prompts=False)))
 
 
+MOST_STEP_TOKENS = 1 << 22
+"""Tokens of the largest step that is timed: the table has a row for every number of tokens."""
+
+
 class StepTable:
     """Seconds of an engine's iterations for up to so many sequences, step tokens and context."""
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
+from shardwise.errors import Problems, plain
 from shardwise.ledger.number import quantile
-from shardwise.plans import Metric
+from shardwise.plans import METRICS, QUANTILES, Metric
 from shardwise.serving.load._requests import PERCENTILES, Request
 from shardwise.serving.load._steps import StepTable
 
@@ -80,6 +81,11 @@ def causes_of(
     Weighted means over the requests nearest to it, which add up to the percentile. `tables` price the steps of the pool
     that computes prompts and of the one that decodes.
     """
+    known = Problems()
+    for field, value, words in (("metric", metric, METRICS), ("name", name, tuple(QUANTILES))):
+        if not isinstance(value, str) or value not in words:
+            known.add(field, plain(value), "is not a known choice", "use one of " + ", ".join(words))
+    known.raise_if_any()
     prompts, decodes = tables
     total: dict[str, float] = {}
     for request, weight in _near(requests, metric, name):
