@@ -139,6 +139,20 @@ def test_gradients_stay_whole_until_the_last_micro_batch_where_no_sync_leaves_th
     assert scattered(twice) == (1 if each else 2) * scattered(once)
 
 
+@pytest.mark.parametrize(("stack", "each"), [("accelerate", 2), ("automodel", 4), ("fsdp2", 4 / 8)])
+def test_whole_gradients_are_there_at_the_loss(stack: str, each: float) -> None:
+    """The loss of a second micro-batch finds the gradients of the first: whole ones without shards, or shards alone."""
+
+    def at_loss(micro_batch: int) -> float:
+        plan = Plan(dp=8, sharding="fsdp", micro_batch=micro_batch, recompute="full")
+        job = Training(seq_len=1024 // micro_batch, global_batch=16)
+        options = TrainingOptions(stack=stack)
+        stage = train(LLAMA, Cluster.parse("8xh100-sxm-80gb"), plan, job, options).evaluation.memory[0]
+        return float(stage.moments["loss"])
+
+    assert at_loss(1) - at_loss(2) == pytest.approx(each * 8_030_261_248, rel=1e-4)
+
+
 def by_policy(policy: str, model: Model = LLAMA, recompute: str = "full", tp: int = 1) -> TrainReport:
     """Return the report of a model with two sequences of 8192 tokens a replica under a policy of MaxText."""
     stack = replace(find_stack("xla"), settings=Settings(checkpoint_policy=policy))  # type: ignore[arg-type]

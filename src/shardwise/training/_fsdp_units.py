@@ -226,19 +226,23 @@ def _layers(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: S
     kept = width * total(total(owned(some, stage)) for _, some in classes)
     if parts.tuned and recipe.stack.whole_gradients == "units":
         # PyTorch documentation, FullyShardedDataParallel, use_orig_params: gradients of a flat parameter that holds
-        # trained and frozen weights take the room of both.
-        one, all_made, kept = width * unit, width * every, width * every
-    gradients = one
+        # trained and frozen weights take the room of both; ends that hold frozen ones alone have none.
+        trains = total(total(end_units(recipe, some, stage)) for _, some in classes)
+        moved = every - above(trains, 0, 0 * ends, ends)
+        one, all_made, kept = width * unit, width * moved, width * moved
+    gradients, whole = one, 0 * one
     gathered = units_at_once(recipe, parts, stage) * recipe.unit_bytes * unit
     if recipe.stack.settings.max_live_parameters:
         gathered = recipe.unit_bytes * maximum(minimum(layers, recipe.stack.settings.max_live_parameters), unit)
     if recipe.stack.whole_gradients:
+        whole = above(sizes.num_micro, 1, kept, whole)
         gradients = above(sizes.num_micro, 1, kept, gradients)
+    # Whole gradients of the micro-batches before are there at the loss; the last backward pass makes shards of them.
     working = gathered + gradients
-    sums = (working, 0 * working, working, working)
+    sums = (working, whole, working, gathered + one)
     if recipe.keeps_gathered:
-        kept, whole = recipe.unit_bytes * (every - ends), gradients - one
-        sums = (kept + whole, kept + whole, kept + gradients, recipe.unit_bytes * unit + gradients)
+        kept = recipe.unit_bytes * (every - ends)
+        sums = (kept + whole, kept + whole, kept + gradients, recipe.unit_bytes * unit + one)
     if not recipe.stack.pipeline_keeps_gathered:
         return sums
     piped = recipe.unit_bytes * (every - ends) + all_made

@@ -299,10 +299,10 @@ def made_of(
 ) -> Moment[X]:
     """Return what the moments of a stage are made of; `state` is what lasts, gradients, what is in flight, buckets."""
     whole_step, gradients, activations, buckets = state
-    # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
-    standing = (
-        gradients if recipe.stack.gradients == "persistent" else above(sizes.num_micro, 1, gradients, 0 * gradients)
-    )
+    # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated, shards not beside whole.
+    standing, whole = gradients, recipe.stack.whole_gradients and recipe.shards_weights
+    if recipe.stack.gradients == "transient":
+        standing = 0 * gradients if whole else above(sizes.num_micro, 1, gradients, 0 * gradients)
     last, wide = parts.head.kept_bytes + parts.loss.kept_bytes, parts.head.transient_bytes
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
     waiting = categorized("logits", (depth.heads - 1) * stage.heads * last, "logits that wait for backward")
