@@ -142,14 +142,7 @@ PLAN: tuple[Field, ...] = (
         searched="one",
         taken_by="infer",
     ),
-    _around(
-        "stack",
-        "text",
-        "framework, such as megatron; `shardwise stacks` lists them",
-        sets=(),
-        searched="one",
-        taken_by="count",
-    ),
+    _around("stack", "text", "framework; `shardwise stacks` lists them", sets=(), searched="one", taken_by="count"),
 )
 
 
