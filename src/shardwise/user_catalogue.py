@@ -74,19 +74,23 @@ def _files(folder: Path, ending: str) -> list[Path]:
     return sorted([*folder.glob(f"*{ending}"), *nested])
 
 
+_LEFT_OUT = str.maketrans("", "", "-_ ")
+
+
 def plain(name: str) -> str:
     """Return a name as names are compared: without case, dashes, underscores and spaces.
 
     >>> plain("My_Model 7B")
     'mymodel7b'
     """
-    return name.lower().translate({ord(mark): None for mark in "-_ "})
+    return name.lower().translate(_LEFT_OUT)
 
 
 def find_own(kind: str, name: str) -> OwnFile | None:
     """Return the user's file that a name means, or None."""
-    wanted = plain(name)
-    return next((one for one in own_files(kind) if plain(one.name) == wanted), None)
+    files = own_files(kind)
+    wanted = plain(name) if files else ""
+    return next((one for one in files if plain(one.name) == wanted), None)
 
 
 def note_of(file: OwnFile) -> str:
