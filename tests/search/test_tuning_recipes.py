@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from command_line import both, run
+from command_line import both, run, trained
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Training, find_stack
@@ -142,12 +142,10 @@ def test_what_is_named_where_nothing_fits_does(words: tuple[str, ...], named: se
     for one in remedies:
         asked_for = zip(words[1::2], words[2::2], strict=True)
         kept = [word for flag, value in asked_for if flag not in one["flags"].split() for word in (flag, value)]
-        again = run(
-            "train", words[0], *kept, "--adapter", "lora", *one["flags"].split(), "--micro-batch", "1", "--json"
-        )
-        assert again.status == 0 and again.tree["fits"] and not again.tree["unlaunched"], one["flags"]
+        again = trained("train", words[0], *kept, "--adapter", "lora", *one["flags"].split(), "--micro-batch", "1")
+        assert again.fits and not again.unlaunched, one["flags"]
         for key in ("device_bytes", "step_seconds"):
-            assert again.tree[key] == pytest.approx(one[key], rel=1e-9, abs=1)
+            assert getattr(again, key) == pytest.approx(one[key], rel=1e-9, abs=1)
 
 
 def test_replicas_may_shard_their_weights() -> None:
