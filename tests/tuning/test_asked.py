@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,19 @@ def test_full_training_has_no_tuning() -> None:
     """Where all weights train the answer has no tuning and counts nothing as frozen."""
     assert asked("train", "llama-3.2-1b", *WHERE)["tuning"] is None
     assert report().tuning is None
+
+
+def test_operators_of_a_model_are_made_once_whatever_a_fine_tuning_asks_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Targets, ranks, notes and counts read the same operators: plain ones, and those with the adapters of the job."""
+    count: Any = import_module("shardwise.ops.count")
+    made, lines = list[object](), count.lines
+    monkeypatch.setattr(count, "lines", lambda *asked: made.append(asked) or lines(*asked))
+    count.whole_lines.cache_clear()
+    for method in ("sft", "dpo", "grpo"):
+        report(adapter="lora", rank=7, targets=("q_proj",), method=method)
+    assert len(made) == 2
 
 
 def test_a_count_lists_trainable_parameters_by_layer() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from shardwise.ledger.op import Op
 from shardwise.models import EXPERT_NAMES, Model, layer_name
 from shardwise.ops.adapter_parts import matches, modules_of
-from shardwise.ops.count import lines, whole_layout
+from shardwise.ops.count import whole_lines
 from shardwise.plans import USUAL_TARGETS, VIRTUAL, Stack, Training, Tuning, tuning_of
 from shardwise.records import replace
 
@@ -53,7 +53,7 @@ def reached(job: Training, model: Model, stack: Stack) -> frozenset[tuple[str, s
 
 def _chosen(model: Model, tuning: Tuning) -> Iterator[tuple[Op[float], str]]:
     """Yield the operators with adapters, and the layers of each that have one."""
-    for line in lines(model, whole_layout()):
+    for line in whole_lines(model):
         for op in line.ops if line.part != "mtp" else ():
             if (op.weights and op.kind in ("matmul", "grouped")) or op.role == "embedding":
                 yield from ((op, one.short) for one in modules_of(tuning, op) if matches(tuning, op, one.short))

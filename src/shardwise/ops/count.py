@@ -78,6 +78,16 @@ def lines(model: Model, y: Layout[float]) -> Iterator[PartOps]:
         yield from _blocks(y, Counter(model.mtp), model.hidden, "mtp")
 
 
+@lru_cache(maxsize=32)
+def whole_lines(model: Model, tuning: Tuning | None = None) -> tuple[PartOps, ...]:
+    """Return everything a model has on one device, made once: each answer on a fine-tuning asks for it several times.
+
+    >>> whole_lines(Model.load("gpt2"))[0].part
+    'embedding'
+    """
+    return tuple(lines(model, whole_layout(tuning=tuning)))
+
+
 def of_layer(y: Layout[X], at: int, num_layers: int) -> Layout[X]:
     """Return the layout of one layer, which may train whole among frozen ones."""
     t = y.choices.tuning
@@ -138,7 +148,7 @@ def component(part: ModelPart, op: Op[float]) -> str:
 
 
 def _weights(model: Model) -> Iterator[tuple[PartOps, Op[float], Weight[float]]]:
-    for line in lines(model, whole_layout()):
+    for line in whole_lines(model):
         for op in line.ops:
             for weight in op.weights:
                 yield line, op, weight
@@ -177,7 +187,7 @@ def trainable_parameters(model: Model, tuning: Tuning) -> dict[str, int]:
     {'q': 4194304, 'v': 2621440}
     """
     counts: Counter[str] = Counter()
-    for line in lines(model, whole_layout(tuning=tuning)):
+    for line in whole_lines(model, tuning):
         instances = {one.name: one.instances for one in line.block.extras} if line.block is not None else {}
         for op in line.ops if line.part != "mtp" else ():
             for weight in op.weights:

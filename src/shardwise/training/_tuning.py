@@ -12,7 +12,7 @@ from shardwise.ledger.op import Op
 from shardwise.models import EXPERT_NAMES, Model, layer_name
 from shardwise.ops.adapter_parts import KNOWN_TARGETS, matches, modules_of, spelled, words_of
 from shardwise.ops.adapters import EXPANDED, key_heads
-from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
+from shardwise.ops.count import count_parameters, trainable_parameters, whole_lines
 from shardwise.ops.peft_adapters import PATHS
 from shardwise.plans import (
     LORA,
@@ -39,8 +39,7 @@ def module_names(model: Model) -> tuple[str, ...]:
     >>> module_names(Model.load("llama-3.1-8b"))
     ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
     """
-    y = whole_layout()
-    ops = (op for line in lines(model, y) if line.part == "layers" for op in line.ops)
+    ops = (op for line in whole_lines(model) if line.part == "layers" for op in line.ops)
     products = (op for op in ops if op.kind in ("matmul", "grouped") and op.weights)
     return tuple(dict.fromkeys(m.short for op in products for m in modules_of(None, op) if m.short))
 
@@ -199,7 +198,7 @@ def _state_space(model: Model, tuning: Tuning, reached: set[str], problems: Prob
 
 def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) -> None:
     """Record targets that a model does not have, and ranks above the smaller side of every target."""
-    layers = [op for line in lines(model, whole_layout()) for op in line.ops if op.weights]
+    layers = [op for line in whole_lines(model) for op in line.ops if op.weights]
 
     def has(word: str) -> bool:
         one = replace(tuning, targets=(word,))
@@ -282,7 +281,7 @@ def _wide_experts(tuning: Tuning, stack: Stack) -> list[str]:
 
 def _foreign_names(model: Model, job: Training, tuning: Tuning) -> list[str]:
     tables = ("embedding", "head")
-    layers = [op for line in lines(model, whole_layout()) for op in line.ops if op.weights and op.role not in tables]
+    layers = [op for line in whole_lines(model) for op in line.ops if op.weights and op.role not in tables]
     known, foreign, own = {*module_names(model), *KNOWN_TARGETS, "router"}, [], list[str]()
     for word in job.targets:
         one = replace(tuning, targets=(word,))
@@ -305,7 +304,7 @@ def _adapter_parameters(model: Model, tuning: Tuning) -> float:
     """Return the parameters of adapters that train, prediction layers left out."""
     return sum(
         float(w.whole) * line.times
-        for line in lines(model, whole_layout(tuning=tuning))
+        for line in whole_lines(model, tuning)
         for op in line.ops
         for w in op.weights
         if w.adapter and w.trainable and line.part != "mtp"
