@@ -137,9 +137,10 @@ def _checks(kind: type, only: tuple[str, ...] | None = None) -> tuple[tuple[str,
 
 def _whole(field: str, value: Any, problems: Problems) -> Any:
     if isinstance(value, Integral) and not isinstance(value, bool):
-        if not -_MOST <= value <= _MOST:
-            problems.add(field, value, "is beyond what can be computed", "use sizes that exist")
-        return value if type(value) is int else int(value)
+        whole = int(value)
+        if not -_MOST <= whole <= _MOST:
+            problems.add(field, whole, "is beyond what can be computed", "use sizes that exist")
+        return whole
     problems.add(field, value, "must be a whole number", "write for example 8")
     return value
 

@@ -136,6 +136,25 @@ def test_names_of_plans_stand_apart_on_every_paper(size: str) -> None:
     assert all(lower.y1 <= upper.y0 for upper, lower in pairwise(boxes))
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_names_of_rates_stand_apart_within_their_panel(size: str) -> None:
+    """The knee is beside what is carried: neither name stands on the other, on its line or outside."""
+    lengths = {"input_tokens": sw.Length(mean=512), "output_tokens": sw.Length(mean=128)}
+    load = sw.Workload(**lengths, arrivals=sw.Arrivals(rate=70.0), count=200)
+    limit = sw.LoadOptions(limits=(sw.Limit(metric="ttft", quantile="p90", seconds=0.5),))
+    report = sw.serve(load_model("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(dp=0), load, None, limit)
+    assert report.capacity_per_second < 70.0
+    with styled(Canvas(size)):
+        figure = figure_of(report)
+        lay_out(figure)
+        for axes in [one for one in figure.axes if one.get_title(loc="left").endswith("against rate")]:
+            words = {text.get_text(): text.get_window_extent() for text in axes.texts}
+            assert words["knee"].x1 < words["carries"].x0
+            assert words["carries"].x1 < axes.get_window_extent().x1
+        assert words["carries"].x1 < words["this load"].x0 < axes.get_window_extent().x1
+    assert "asked 70.00, carries" in " ".join(texts(figure).split())
+
+
 def test_a_search_without_plans_is_drawn() -> None:
     """Where nothing fits the plot says so."""
     from shardwise import plan_training

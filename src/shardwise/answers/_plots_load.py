@@ -52,11 +52,17 @@ _CAUSES = {
 }  # fmt: skip
 
 
+# Share of the axis beyond the last line, and how far beyond what is carried a load is still drawn.
+_ROOM, _FAR = 1.25, 2.0
+
+
 def load_figure(report: ServeReport, measured: Mapping[str, Sequence[float]] | None = None) -> Figure:
     """Return what a deployment does under its load, and under others where it has a rate; measured latencies beside."""
     base = report.base
     title = title_of(base.case.model.name, report.devices, base.case.cluster.device.name)
-    words = f"{report.replicas} x tp {base.plan.tp}, pp {base.plan.pp}, {base.case.engine.name}; carries "
+    words = f"{report.replicas} x tp {base.plan.tp}, pp {base.plan.pp}, {base.case.engine.name}; "
+    asked = report.workload.arrivals.rate
+    words += f"asked {asked:,.2f}, carries " if asked else "carries "
     lines = [words + f"{report.capacity_per_second:,.2f} requests/s"]
     rated = report.fits and report.workload.arrivals.kind in ("poisson", "constant", "gamma")
     causes = waterfall_of(report) if report.requests else {}
@@ -124,7 +130,9 @@ def _tick(seconds: float, _: object = None) -> str:
 def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: ServeReport) -> None:
     """Draw p99 latencies and goodput against the rate, with what is carried and the load that was asked."""
     rates = [one.workload.arrivals.rate for one in curve]
-    far = 1.12 * report.capacity_per_second
+    capacity, asked = report.capacity_per_second, report.workload.arrivals.rate
+    # Room for the words beside the lines of what is carried and of what is asked, where that is not far beyond.
+    far = _ROOM * (max(capacity, asked) if asked <= _FAR * capacity else capacity)
     for metric, (colour, marker) in zip(_NAMES, SERIES, strict=False):
         for name, style in (("p99", "-"), ("p50", ":")):
             values = [one.latencies[metric].get(name, math.nan) for one in curve]
@@ -156,13 +164,18 @@ def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: Serve
     for axes in (upper, lower):
         axes.set_xlim(0, far)
         axes.grid(True)
-        # Its name stands at the foot, as the knee's does, since the key is above the panel.
-        axes.axvline(report.capacity_per_second, color=RED, linewidth=1.2, linestyle=(0, (4, 2)), zorder=4)
-        place = (report.capacity_per_second, 0.02)
-        axes.annotate("carries", place, (2, 0), xycoords=("data", "axes fraction"), **{**small, "color": RED})
-        axes.axvline(report.workload.arrivals.rate, color=INK, linewidth=0.8, linestyle=(0, (1, 1)))
+        # Names stand at the foot, since the key is above the panel: the knee is never beyond what is carried.
+        axes.axvline(capacity, color=RED, linewidth=1.2, linestyle=(0, (4, 2)), zorder=4)
+        at: dict[str, Any] = {"xycoords": ("data", "axes fraction"), **small}
+        axes.annotate("carries", (capacity, 0.02), (2, 0), **{**at, "color": RED})
         axes.axvline(knee, color=GREY, linewidth=0.8, linestyle=(0, (4, 2)))
-        axes.annotate("knee", (knee, 0.02), (2, 0), xycoords=("data", "axes fraction"), **small)
+        axes.annotate("knee", (knee, 0.02), (-2, 0), ha="right", **at)
+        axes.axvline(asked, color=INK, linewidth=0.8, linestyle=(0, (1, 1)))
+    # Above the words at the foot and beside the curve, which rises.
+    if asked < far:
+        left = capacity / 2 < asked <= capacity
+        place = {"ha": "right" if left else "left", "xycoords": ("data", "axes fraction"), **small, "color": INK}
+        lower.annotate("this load", (asked, 0.7 if asked <= capacity / 2 else 0.16), (-2 if left else 2, 0), **place)
 
 
 def _published(upper: Axes, lower: Axes, report: ServeReport) -> None:
@@ -173,7 +186,7 @@ def _published(upper: Axes, lower: Axes, report: ServeReport) -> None:
         if band and rate and band["high"]:
             upper.plot([rate] * 2, [band["low"], band["high"]], color=colour, marker="_", linewidth=2.4)
     carried = report.interval["capacity"]["requests_per_second"]
-    shown = carried["low"], min(carried["high"], 1.12 * report.capacity_per_second)
+    shown = carried["low"], min(carried["high"], _ROOM * report.capacity_per_second)
     lower.axvspan(*shown, color=RED, alpha=0.12, linewidth=0, label="8 of 10 published runs")
 
 
