@@ -14,6 +14,7 @@ from shardwise.models import Model
 from shardwise.ops.block import projection, shared_adapter
 from shardwise.ops.elementwise import norm, only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, memory_op
+from shardwise.ops.logit_losses import LOGIT_LOSSES
 from shardwise.ops.tuning import tuned
 from shardwise.ops.whole_losses import whole_loss, within_loss
 from shardwise.plans import WHOLE_LOSSES
@@ -199,80 +200,10 @@ def _capped(y: Layout[X], op: Op[X]) -> Op[X]:
     )
 
 
-# Bytes a logit that the steps of the loss read and write. eager: cast, log-softmax; backward a filled gradient,
-# log-softmax, cast. vocab-parallel: cast, maximum, subtract, exp, sum, divide; backward scale, cast. Compiled ones make
-# fewer passes, which no published profile shows apart: taken as the others, an upper end. In-place: five passes in
-# Triton programs of one row each, 10 bytes, which took the time of 20 on B200 (SimuMax system file, ce_fusion 0.28).
-_TRAFFIC: dict[str, tuple[float, float]] = {
-    "eager": (18, 22),
-    "eager-copied": (30, 34),
-    "eager-held": (30, 34),
-    "eager-autocast": (16, 16),
-    "eager-narrow": (6, 8),
-    "eager-narrow-shifted": (10, 14),
-    "eager-shifted": (30, 34),
-    "vocab-parallel": (38, 14),
-    "vocab-parallel-copied": (38, 14),
-    "vocab-parallel-compiled": (38, 14),
-    "vocab-parallel-in-place": (12, 8),
-    "vocab-parallel-narrow": (38, 14),
-    "chunked": (10, 8),
-    "compiled": (8, 8),
-    "compiled-fp32": (10, 14),
-    "chunked-compiled": (8, 8),
-    "chunked-fp32": (18, 22),
-    "fused": (8, 4),
-    "fused-copied": (14, 4),
-    "fused-in-place": (6, 8),
-}
-_PIECES = 8  # torchtune modules/loss/ce_chunked_output_loss.py, num_output_chunks
-# Bytes a logit that backward starts with beside the log-softmax, where every step is a kernel, or beside fp32 logits.
-_BESIDE = {
-    "eager": 8, "eager-copied": 8, "eager-held": 10, "eager-autocast": 6, "eager-narrow": 4, "eager-narrow-shifted": 4,
-    "eager-shifted": 12, "compiled-fp32": 4, "chunked-fp32": 4, "fused-copied": 4,
-}  # fmt: skip
-# Bytes a logit that are kept, where there are others than those of one log-softmax: that in 16 bits and its fp32 copy.
-_KEPT = {"eager-autocast": 6}
-# Bytes a logit that backward has beside them where ranks share the vocabulary: zeros, to which the softmax is added
-# (torchtitan/components/loss.py _LossParallelCrossEntropy.backward, torch/distributed/tensor/parallel/loss.py).
-_ZEROS = 4
-# Those of one rank that keep logits, or their log-softmax, as the head made them.
-_NARROW = ("compiled", "chunked-compiled", "eager-narrow", "eager-narrow-shifted", "fused-copied", "fused-in-place")
-# Bytes a logit of a second fp32 copy.
-_COPIES = {"vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
-
-
 def loss(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
-    """Return the cross entropy over logits of T tokens and V / tp entries.
+    """Return the cross entropy over logits of T tokens and V / tp entries, by the row of `LOGIT_LOSSES` of its kernel.
 
-    "eager" (cross_entropy(logits.float()) of transformers): keeps 4 T V for the log-softmax, and backward starts with 8
-    T V more, 12 T V in all: checked to the byte with torch 2.13.0's memory tracker; where ranks share the vocabulary 16
-    T V / tp, as torchtitan's own function held when it was run; "eager-narrow" does so to the 16-bit logits as they
-    are, 6 T V, "eager-narrow-shifted" (modeling_qwen.py of 2023) to a copy without the last token, which is gone before
-    backward, 6 T V; "eager-copied" (transformers before 4.46 under its Trainer) to a shifted copy of the fp32 logits,
-    which the answer holds until backward, 12 T V; "eager-shifted" so where the loop holds the answer through backward,
-    16 T V; "eager-held" (transformers 4.46 to 4.48) ends forward with the 16-bit logits, their fp32 copy, a
-    shifted copy of that and its log-softmax, 14 T V, which backward never has again; "eager-autocast" (modeling_qwen.py
-    under CUDA's autocast, which widens what the log-softmax of 16-bit logits gives out) keeps 6 T V while the answer
-    turns from 16 to 32 bits, 12 T V. "vocab-parallel" (Megatron's
-    core/tensor_parallel/cross_entropy.py, until 2022-09 and since commit 9634c0e, 2024-06-13): 16-bit logits beside
-    their fp32 copy, which turns in place into softmax and gradient, then that beside the 16-bit gradient: 6 T V.
-    "vocab-parallel-copied" (between the two): subtracting the maximum makes a second fp32 copy while the caller holds
-    the first: 10 T V. "vocab-parallel-compiled" (--cross-entropy-loss-fusion, core/fusions/fused_cross_entropy.py):
-    torch.compile scatters the targets into a copy of the softmax, 4 + 4 + 2: 10 T V, derived. "vocab-parallel-in-place"
-    (--cross-entropy-fusion-impl te, Transformer Engine common/triton/cross_entropy.py): the gradient overwrites the
-    16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by fusion
-    (XLA). "compiled" (torchtitan since 2025: torch.compile of the loss): forward reads the 16-bit logits in one
-    reduction, backward reads them again and writes their gradient, 4 T V, "compiled-fp32" (torchtune with
-    torch.compile) so to the fp32 logits that the model returns, 8 T V; "chunked" (torchtune) takes the log-softmax in
-    pieces: 16-bit logits and gradient beside it, 6 T V, "chunked-fp32" (litgpt) of fp32 logits that the trainer holds,
-    which turns in place of it into their gradient, 8 T V; "chunked-compiled" (torchtune with torch.compile) compiles
-    each piece, whose gradient takes the place of its logits, and adds up the weight gradients that the head has of
-    each: 2 T V and a piece; "fused" keeps one fp32 copy, "fused-copied" the 16-bit logits, which turn into their
-    gradient, beside the fp32 copy that accelerate's ConvertOutputsToFp32 makes of the answer: 6 T V; "fused-in-place"
-    (verl's log-probabilities, flash_attn.ops.triton.cross_entropy) the 16-bit logits alone, which were divided by the
-    temperature in place and turn into their gradient, whose quotient stands beside it: 4 T V. Those of `WHOLE_LOSSES`
-    hold no logits but of a chunk. What compiled ones keep was seen with saved-tensor hooks of torch 2.13.0.
+    Those of `WHOLE_LOSSES` hold no logits but of a chunk.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -284,22 +215,18 @@ def loss(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
         return ()
     if y.stack.loss_kernel in WHOLE_LOSSES:
         return whole_loss(y, model.embedding_width or model.hidden, local_vocab(y, model))
-    scores = y.tokens * local_vocab(y, model)
-    kernel = y.stack.loss_kernel
-    in_place = kernel in ("vocab-parallel-in-place", "vocab-parallel-narrow")
-    narrow = in_place or kernel in _NARROW
-    width = _KEPT.get(kernel) or (y.a if narrow else 4)
-    kept = Tensor(name="loss.softmax", size_bytes=width * scores, born="loss")
-    extra = (_BESIDE.get(kernel) or y.a * (kernel != "fused") + _COPIES.get(kernel, 0)) * scores
-    if kernel == "eager":
-        extra = extra + above(y.vocab_ranks, 1, _ZEROS, 0 * scores) * scores
-    if in_place:
+    scores, row = y.tokens * local_vocab(y, model), LOGIT_LOSSES[y.stack.loss_kernel]
+    kept = Tensor(name="loss.softmax", size_bytes=(row.kept or y.a) * scores, born="loss")
+    extra = (row.backward + y.a * row.gradient) * scores
+    if row.shared:
+        extra = extra + above(y.vocab_ranks, 1, row.shared, 0 * scores) * scores
+    if row.in_place:
         extra = y.a * y.tokens * model.hidden
-    if kernel == "chunked-compiled":
+    if row.pieces > 1:
         tuning = y.choices.tuning
         trains = tuning is None or not tuning.freezes or "head" in tuning.trains
-        extra = y.a * scores / _PIECES + (2 * y.a * model.hidden * local_vocab(y, model) if trains else 0 * scores)
-    ahead, back = _TRAFFIC[kernel]
+        extra = y.a * scores / row.pieces + (2 * y.a * model.hidden * local_vocab(y, model) if trains else 0 * scores)
+    ahead, back = row.traffic
     ahead += y.stack.metric_logit_bytes
     small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * y.tokens, count=3,
                                       tensor="maximum, target, sum", shape=(y.tokens, 1))  # fmt: skip

@@ -57,7 +57,7 @@ class Stack:
     """The fused kernel whose rates apply ("": the best of the device)."""
     activation: Kernel
     loss: LossKernel
-    """The cross entropy, one of `ops.head.loss`."""
+    """The cross entropy, of `ops.logit_losses` or `ops.whole_losses`."""
     experts: Literal["grouped-mm", "permuted"]
     experts_loop: bool
     """Python launches the kernels of one expert, a module of linear layers, after another."""
