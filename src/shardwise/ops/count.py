@@ -80,11 +80,7 @@ def lines(model: Model, y: Layout[float]) -> Iterator[PartOps]:
 
 @lru_cache(maxsize=32)
 def whole_lines(model: Model, tuning: Tuning | None = None) -> tuple[PartOps, ...]:
-    """Return everything a model has on one device, made once: each answer on a fine-tuning asks for it several times.
-
-    >>> whole_lines(Model.load("gpt2"))[0].part
-    'embedding'
-    """
+    """Return everything a model has on one device, made once: an answer on a fine-tuning asks for it several times."""
     return tuple(lines(model, whole_layout(tuning=tuning)))
 
 
@@ -349,9 +345,7 @@ class Convention:
 
 
 CONVENTIONS: dict[str, Convention] = {
-    "6n": Convention(
-        "6 a parameter that a token meets, no attention", "arXiv:2001.08361 table 1", _six_n, per_sequence=False
-    ),
+    "6n": Convention("6 a parameter a token meets, no attention", "arXiv:2001.08361 table 1", _six_n, False),
     "model-full": Convention(
         "6 P_m + 12 L N H S: attention over the whole square", "PaLM, arXiv:2204.02311 appendix B", _model_full
     ),
