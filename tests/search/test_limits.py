@@ -25,6 +25,8 @@ from shardwise.search import (
 )
 from shardwise.training import PricedBlocks, TrainReport
 
+pytestmark = pytest.mark.usefixtures("kept_recordings")
+
 BLOCK = Block(mixers=(Attention(heads=16, kv_heads=4, head_dim=64),), feed_forward=MLP(ffn=4096))
 MODEL = Model(name="grouped", family="llama", hidden=1024, vocab=32000, layers=(BLOCK,) * 8)
 ON = Cluster.parse("8xa100-sxm-80gb", {"price": 2.0, "memory": "12GB"})

@@ -22,6 +22,8 @@ from shardwise.records import replace
 from shardwise.search import IntRanges, SearchOptions, ServingResult, ServingSpace, plan_serving, upto
 from shardwise.serving import InferReport, infer
 
+pytestmark = pytest.mark.usefixtures("kept_recordings")
+
 GROUPED = Attention(heads=16, kv_heads=4, head_dim=128)
 PLAIN = Block(mixers=(GROUPED,), feed_forward=MLP(ffn=16384))
 SPARSE = replace(PLAIN, feed_forward=MoE(experts=8, top_k=2, ffn=8192))

@@ -26,6 +26,8 @@ from shardwise.search import (
 )
 from shardwise.training._evaluate import PricedBlocks
 
+pytestmark = pytest.mark.usefixtures("kept_recordings")
+
 DENSE, SPARSE = load_model("llama-3.2-1b"), load_model("qwen3-30b-a3b")
 A100, H100, H200 = (Cluster.parse(f"8x{name}") for name in ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb"))
 JOB = Training(seq_len=1024, global_batch=16)
