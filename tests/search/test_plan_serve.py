@@ -164,7 +164,7 @@ COMMAND = ("plan", "serve", "llama-3.1-8b", "--rate", "20/s", "--input-tokens", 
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (("--on", "h100", "--p99-ttft", "500ms", "--top", "1"), 0, "BEST"),
+        (("--on", "h100", "--p99-ttft", "500ms", "--top", "1", "--tp", "1", "--pp", "1"), 0, "BEST"),
         (("--on", "1xh100", "--mean-tpot", "1ms"), 1, "NONE"),
     ],
 )
@@ -403,6 +403,7 @@ def test_what_is_typed_again_has_the_remedies_of_the_first_answer() -> None:
 def test_a_load_that_needs_more_devices_is_asked_again_with_them() -> None:
     """Where too few devices are given, NEAREST is the command with as many as REJECTED names, and it is carried so."""
     load = ("plan", "serve", "llama-3.1-8b", "--rate", "60/s", "--input-tokens", "2000", "--output-tokens", "300")
+    load += ("--tp", "1", "--pp", "1")
     page = " ".join(run(*load, "--on", "1xh100").out.split())
     least = page.partition("are needed use ")[2].split()[0]
     nearest = page.partition("NEAREST ")[2]
@@ -426,6 +427,7 @@ def test_a_wider_replica_is_told_with_the_replicas_that_are_left() -> None:
 def test_a_kind_without_a_known_network_is_one_node(on: str, most: str) -> None:
     """A Mac or a card of no servers asks for no network where a load needs one of them; which node is said."""
     asked = ("plan", "serve", "llama-3.2-1b", "--on", on, "--rate", "0.1", "--p99-ttft", "5s", "--requests", "200")
+    asked += ("--tp", "1", "--pp", "1")
     done = run(*asked)
     assert (
         done.status == 0 and f"on {most}" in done.out and "one node, for the network of" in " ".join(done.out.split())
