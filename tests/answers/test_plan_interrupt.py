@@ -21,9 +21,9 @@ from shardwise.search import SerialExecutor
 
 pty = pytest.importorskip("pty")
 PROGRAM = [sys.executable, "-c", "import sys; from shardwise.answers import run; sys.exit(run())"]
-# Precisions and optimizers are searched too, so that most of a minute is left when the first part is done.
+# Precisions and optimizers are searched too, so that most of it is left when the first part is done.
 SEARCH = shlex.split(
-    "plan train deepseek-v3 --on 2048xh800 --seq-len 4096 --global-batch 15360 --no-prune --json --top 2"
+    "plan train mixtral-8x22b --on 1024xh100 --seq-len 4096 --global-batch 2048 --no-prune --json --top 2"
     " --precision bf16,fp8 --optimizer adam,muon,lion,sgd"
 )
 ALONE = "--seq-len 4096 --precision bf16,fp8 --json --top 2 --workers 1"
