@@ -100,13 +100,12 @@ def test_the_sample_of_a_steady_stream_is_what_its_replicas_get() -> None:
 
 
 @pytest.mark.parametrize("router", ["round-robin", "random"])
-@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("cv", [0.5, 3.0])
 def test_gaps_of_a_sample_are_those_of_its_replicas(router: str, cv: float) -> None:
     """A sampled replica sees gaps of the mean and the spread that it sees among all."""
     arrivals = Arrivals(kind="gamma", rate=24.0, cv=cv)
     load = Workload(**_LENGTHS, arrivals=arrivals)
     sample = Sample(simulated=3, replicas=24, router=router)
-    every = [one.arrival for one in requests_of(load, 60_000)]
     some = [one.arrival for one in requests_of(load, 60_000, sample)]
     assert some[-1] == pytest.approx(len(some) / 3, rel=0.02)
     if router == "random":
@@ -114,7 +113,7 @@ def test_gaps_of_a_sample_are_those_of_its_replicas(router: str, cv: float) -> N
         gaps = [after - at for at, after in pairwise(some)]
         assert _cv2(gaps) == pytest.approx(1 - 1 / 8 + cv**2 / 8, rel=0.06)
         return
-    own, whole = some[::3], every[::24]
+    own, whole = some[::3], [one.arrival for one in requests_of(load, 60_000)][::24]
     spreads = [_cv2([b - a for a, b in pairwise(times)]) for times in (own, whole)]
     assert spreads == pytest.approx([cv**2 / 24] * 2, rel=0.2)
 
