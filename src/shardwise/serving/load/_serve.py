@@ -249,7 +249,7 @@ def _pool(base: InferReport, policy: Policy, workload: Workload, stage: Stage) -
     return _made(_PoolAsked(case=base.case, policy=policy, workload=workload, stage=stage, base=base))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _made(asked: _PoolAsked) -> Pool:
     base, policy, (prompt, made) = asked.base, asked.policy, asked.workload.longest
     moments = moments_of(asked.workload, policy, asked.stage, tokens_per_step(base.case.job))
