@@ -44,6 +44,16 @@ def parse_count(text: str, field: str = "count") -> float:
     return value * _DECIMAL[unit.lower()]
 
 
+def parse_share(text: str, field: str = "share") -> float:
+    """Return a share from text, which may be in percent.
+
+    >>> parse_share("0.9"), parse_share("90%")
+    (0.9, 0.9)
+    """
+    number, percent, rest = text.strip().partition("%")
+    return parse_count(number if percent and not rest else text, field) / (100 if percent else 1)
+
+
 def in_digits(text: str) -> tuple[int, str]:
     """Return the whole number that a text may mean and its digits, of k and M both that they may mean; -1 for none.
 

@@ -58,6 +58,7 @@ _BY_KIND: dict[int, st.SearchStrategy[Any]] = {
     id(_converters.RATE_OF_FAILURE): st.floats(1e-9, 100),
     id(_converters.BANDWIDTH): st.floats(1, 1e20),
     id(_converters.FLOPS): st.floats(1, 1e20),
+    id(_converters.BYTES): st.floats(1e6, 1e20),
 }
 
 

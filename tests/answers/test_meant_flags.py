@@ -62,6 +62,12 @@ def test_flags_of_fine_tuning_programs_mean_what_they_say(typed: str, meant: str
     assert run(*ask, *typed.split()).out == run(*ask, *meant.split()).out
 
 
+def test_shares_are_read_in_percent_too() -> None:
+    """90% is 0.9 for every share, as it is for --risk."""
+    ask = ("infer", "gpt2", "--on", "h100", "--json", "--memory-fraction")
+    assert run(*ask, "90%").out == run(*ask, "0.9").out
+
+
 def test_a_word_like_no_flag_suggests_none() -> None:
     """A flag that no system has is not taken for one that merely shares letters."""
     assert "did you mean" not in run("train", "gpt2", "--on", "8xh100", "--zzz", "8").err

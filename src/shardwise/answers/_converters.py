@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError, Problem, near, plain
 from shardwise.records import dataclass
-from shardwise.units import in_digits, parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
+from shardwise.units import (
+    in_digits,
+    parse_bandwidth,
+    parse_bytes,
+    parse_count,
+    parse_flops,
+    parse_seconds,
+    parse_share,
+)
 
 if TYPE_CHECKING:
     from shardwise.plans.fields import Field
@@ -332,10 +340,9 @@ def read_chance(value: object, field: str) -> float:
     >>> read_chance("90%", "risk"), read_chance(0.5, "risk")
     (0.9, 0.5)
     """
-    text = str(value).strip()
     try:
-        chance = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
+        chance = parse_share(str(value), field)
+    except InputError:
         chance = -1.0
     if isinstance(value, bool) or not 0 < chance < 1:
         raise fail(field, value, "must be a chance between 0 and 1", "write for example 90%")
@@ -350,12 +357,12 @@ SHARE_OF = number(parse_count, "X", Range(above=True, most=1e6, example="4"))
 GRAMS = number(parse_count, "GRAMS", Range(most=1e4, example="400"))
 RATE_OF_FAILURE = number(parse_count, "RATE", Range(most=1e3, example="1e-5"))
 FACTOR = number(parse_count, "X", Range(most=1e6, above=True, example="1.25"))
-FRACTION = number(parse_count, "SHARE", Range(most=1, above=True, example="0.8"))
-PART = number(parse_count, "SHARE", Range(most=1, example="0.05"))
+FRACTION = number(parse_share, "SHARE", Range(most=1, above=True, example="0.8"))
+PART = number(parse_share, "SHARE", Range(most=1, example="0.05"))
 SECONDS = number(parse_seconds, "TIME", Range(most=1e10, example='"5min"'))
 BANDWIDTH = number(parse_bandwidth, "RATE", Range(above=True, example='"400GB/s"'))
 FLOPS = number(parse_flops, "RATE", Range(above=True, example='"700T"'))
-BYTES = number(parse_bytes, "SIZE", Range(above=True, example='"80GiB"'))
+BYTES = number(parse_bytes, "SIZE", Range(least=1e6, example='"20GiB"'))  # no memory has 20 bytes: a unit is missing
 
 
 def converter_of(field: Field) -> Converter:
