@@ -1062,6 +1062,22 @@ def test_a_case_of_a_file_times_its_rollouts_as_training_does() -> None:
     assert report.whole_step_seconds == whole.whole_step_seconds > 1.2 * report.step_seconds
 
 
+def test_a_length_of_prompts_times_the_rollouts_of_a_file() -> None:
+    """TRL's and verl's prompts, and the engine's tensor parallelism: verl's is 2 unless told; a server's is its own."""
+    text = "model_name_or_path: Qwen/Qwen3-0.6B\nnum_generations: 8\nmax_completion_length: 512\nuse_vllm: true\n"
+    text += "per_device_train_batch_size: 8\nvllm_tensor_parallel_size: 2\nmax_prompt_length: 256\n"
+    for more, tp in (("vllm_enable_sleep_mode: true", 2), ("vllm_mode: server", 1)):
+        case = trl.read(f"{text}{more}\n", around=ImportContext(num_devices=2))
+        settings = case.stack.settings
+        assert (case.job.seq_len, settings.rollout_prompt_tokens, settings.rollout_tp) == (768, 256, tp)
+        assert case.train("h100-sxm-80gb").generation.seconds > 0
+    words = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-0.6B data.max_prompt_length=512 "
+    words += "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 algorithm.adv_estimator=grpo"
+    case = verl.read(words, "run.sh")
+    assert (case.stack.settings.rollout_prompt_tokens, case.stack.settings.rollout_tp) == (512, 2)
+    assert case.train("h100-sxm-80gb").generation.seconds > 0
+
+
 @pytest.mark.parametrize(("more", "etp"), [("", 8), ("expert_parallel_degree = 8", 1)])
 def test_torchtitan_splits_experts_as_all_else_without_expert_parallelism(more: str, etp: int) -> None:
     """expert_tensor_parallel_degree, 1 unless said, counts beside expert parallelism alone."""

@@ -1,4 +1,4 @@
-"""What trainers do beside whatever shards: checkpoints, reentrant or not, attention and the loss.
+"""What trainers do beside whatever shards: checkpoints, reentrant or not, attention, the loss and rollouts.
 
 Reentrant checkpoints of torch.utils.checkpoint run their whole unit again.
 """
@@ -17,6 +17,15 @@ def reentrant(keys: Keys, stack: Stack, *paths: str) -> Stack:
     """Return a stack whose checkpoints are reentrant, or are not, as the first of these flags that is given says."""
     flags = [flag for path in paths if (flag := keys.flag(path)) is not None]
     return replace(stack, checkpoint_reenters="always" if flags[0] else "") if flags else stack
+
+
+def with_prompts(keys: Keys, stack: Stack, prompt: str, tp: str = "", usual_tp: int = 1) -> Stack:
+    """Return a stack whose rollouts are timed, where a setting says how long prompts are."""
+    tokens = keys.whole(prompt)
+    if not tokens:
+        return stack
+    degree = (keys.whole(tp) if tp else None) or usual_tp
+    return replace(stack, settings=replace(stack.settings, rollout_prompt_tokens=tokens, rollout_tp=degree))
 
 
 # Words of transformers, and of the Hub's kernels, for attention: what they change in one. FlashAttention takes heads

@@ -12,7 +12,7 @@ from math import ceil, gcd
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._checkpoints import liger_patches, reentrant, under_deepspeed, with_attention
+from shardwise.formats._checkpoints import liger_patches, reentrant, under_deepspeed, with_attention, with_prompts
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table, top_level
 from shardwise.formats._launch import started
 from shardwise.formats._words import words_of
@@ -361,14 +361,10 @@ def _rollouts(keys: Keys, stack: Stack) -> Stack:
     """
     if _method(keys) != "grpo" or not keys.flag("use_vllm"):
         return stack
+    server = keys.word("vllm_mode") == "server"
+    stack = with_prompts(keys, stack, "max_length", "" if server else "vllm_tensor_parallel_size")
     settings = stack.settings
-    if keys.whole("max_length"):
-        settings = replace(
-            settings,
-            rollout_prompt_tokens=keys.whole("max_length") or 0,
-            rollout_tp=keys.whole("vllm_tensor_parallel_size") or 1,
-        )
-    if keys.word("vllm_mode") == "server":
+    if server:
         return replace(stack, settings=replace(settings, rollout="apart"))
     if keys.whole("sleep_level", least=0):
         return replace(stack, settings=replace(settings, rollout="asleep"))

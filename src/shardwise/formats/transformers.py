@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml, deepspeed, fsdp
-from shardwise.formats._checkpoints import attending, liger_patches, reentrant, under_deepspeed
+from shardwise.formats._checkpoints import attending, liger_patches, reentrant, under_deepspeed, with_prompts
 from shardwise.formats._exported import ExportCase, Exported, lost, refuse, unexported, worded
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
@@ -317,8 +317,7 @@ def _rollouts(keys: Keys, stack: Stack) -> Stack:
     """Return a stack with where TRL's engine of rollouts is while the policy trains.
 
     trl 1.16.0 trainer/grpo_config.py: colocate unless told, whose share of each device stays taken without sleep mode;
-    grpo_trainer.py scores what it generated where vLLM's probabilities are corrected, or generations and updates do not
-    end together.
+    grpo_trainer.py scores again where vLLM's probabilities are corrected, or updates do not end with a generation.
     """
     steps = keys.whole("gradient_accumulation_steps") or 1
     every = (keys.whole("steps_per_generation") or steps) * (keys.whole("num_iterations") or 1)
@@ -326,19 +325,20 @@ def _rollouts(keys: Keys, stack: Stack) -> Stack:
     stack = replace(stack, scores_rollouts=bool(corrected or steps % every))
     if not keys.flag("use_vllm"):
         return stack
-    place = "asleep" if keys.flag("vllm_enable_sleep_mode") else "awake"
-    place = "apart" if keys.word("vllm_mode") == "server" else place
+    server = keys.word("vllm_mode") == "server"
+    stack = with_prompts(keys, stack, "max_prompt_length", "" if server else "vllm_tensor_parallel_size")
+    place = "apart" if server else "asleep" if keys.flag("vllm_enable_sleep_mode") else "awake"
     if place == "awake":
-        share = keys.values.get("vllm_gpu_memory_utilization", 0.3)
-        kept = f"vLLM keeps {share} of each device beside the trainer (vllm_gpu_memory_utilization)"
+        share = f"{keys.values.get('vllm_gpu_memory_utilization', 0.3)} of each device beside the trainer"
+        kept = f"vLLM keeps {share} (vllm_gpu_memory_utilization)"
         keys.assumed.append(f"no memory of the engine, though {kept}: give --rollout awake --rollout-memory")
         return stack
     return replace(stack, settings=replace(stack.settings, rollout=place))
 
 
 def _stack(keys: Keys, stack: Stack, model: Model | None) -> Stack:
-    stack = attending(keys, stack, "attn_implementation")
-    stack = reentrant(keys, _trainer.synchronised(keys, stack), *_REENTRANT)
+    stack = _trainer.synchronised(keys, attending(keys, stack, "attn_implementation"))
+    stack = reentrant(keys, stack, *_REENTRANT)
     if not keys.flag("use_liger_kernel") or not liger_patches(keys, model):
         return stack
     if stack.loss in WHOLE_LOSSES:

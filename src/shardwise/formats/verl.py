@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
+from shardwise.formats._checkpoints import with_prompts
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, flat_keys, table, top_level
 from shardwise.formats._launch import Launch, started
@@ -26,6 +27,7 @@ from shardwise.units import counted
 _TABLE = "verl.toml"
 _A, _M, _F = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.actor.fsdp_config."
 _G, _O = _A + "megatron.", _A + "optim.override_optimizer_config."
+_R = "actor_rollout_ref.rollout."
 _ADAPTER = _trainer.AdapterKeys(
     rank=_M + "lora_rank", alpha=_M + "lora_alpha", dropout="", targets=_M + "target_modules", saved="",
     usual_rank=8, usual_targets=("all-linear",),
@@ -109,7 +111,7 @@ def _case(values: Mapping[str, Any], source: str, around: ImportContext) -> Impo
     )
     _trainer.say_unpacked(keys, seq_len)
     return keys.case(
-        source, model=model, plan=plan, job=job, stack=_settings(keys, stack),
+        source, model=model, plan=plan, job=job, stack=_settings(keys, stack, devices),
         num_devices=devices, devices_per_node=0 if around.num_devices else each,
     )  # fmt: skip
 
@@ -253,8 +255,11 @@ def _of_megatron(keys: Keys) -> dict[str, str]:
     return paths
 
 
-def _settings(keys: Keys, stack: Stack) -> Stack:
+def _settings(keys: Keys, stack: Stack, devices: int) -> Stack:
     """Return a stack with its loss, and whether the engine sleeps while the policy trains."""
+    # trainer/config/rollout/rollout.yaml: tensor_model_parallel_size 2 unless told.
+    usual = 2 if devices % 2 == 0 else 1
+    stack = with_prompts(keys, stack, "data.max_prompt_length", _R + "tensor_model_parallel_size", usual)
     settings = stack.settings
     if keys.flag(_M + "use_liger"):
         # workers/engine/fsdp/transformer_impl.py: Liger's forward without labels, which gives out whole logits.
