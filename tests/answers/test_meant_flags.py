@@ -16,6 +16,8 @@ from shardwise.plans.fields import ALIASES
     ("command", "flag", "says"),
     [
         ("train", "--tensor-model-parallel-size", "did you mean --tp?"),
+        ("train", "--lr", "leave it out: it changes neither bytes nor seconds"),
+        ("train", "--seed", "leave it out: it changes neither bytes nor seconds"),
         ("train", "--batch-size", "did you mean --micro-batch or --global-batch?"),
         ("infer", "--batch-size", "did you mean --batch?"),
         ("train", "--fp8", "did you mean --precision?"),

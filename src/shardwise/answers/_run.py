@@ -351,6 +351,10 @@ def _remedy(key: str, command: Command) -> str:
     lists = f"`shardwise {command.words} --help` lists them"
     long = next((field for field, short in _flags.SHORT.items() if short == f"-{key}"), key)
     known = meant(key, options) or ((long,) if long in options else ())
+    from shardwise.formats import changes_nothing
+
+    if not known and "adapter" in options and changes_nothing(key):
+        return "leave it out: it changes neither bytes nor seconds"
     elsewhere = [] if known else [name for name, other in _commands.every().items() if long in other.flags]
     if elsewhere:
         named = ["plan train" if name == "plan" else name for name in elsewhere]

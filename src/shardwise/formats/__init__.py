@@ -10,7 +10,7 @@ from shardwise.formats._systems import SERVERS, SYSTEMS
 if TYPE_CHECKING:
     from shardwise.formats._exported import ExportCase, Exported, unsaid
     from shardwise.formats._files import import_file, import_server, starts_server
-    from shardwise.formats._imported import ImportContext, Imported, ReadArgument
+    from shardwise.formats._imported import ImportContext, Imported, ReadArgument, changes_nothing
     from shardwise.formats._launched import Launched
     from shardwise.formats._served import Asked, engine_for
     from shardwise.formats._trainer import processes
@@ -22,7 +22,7 @@ __getattr__ = lazily(
     {
         "_exported": "ExportCase Exported unsaid",
         "_files": "import_file import_server starts_server",
-        "_imported": "ImportContext Imported ReadArgument",
+        "_imported": "ImportContext Imported ReadArgument changes_nothing",
         "_launched": "Launched",
         "_served": "Asked engine_for",
         "_trainer": "processes",

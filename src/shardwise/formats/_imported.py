@@ -283,6 +283,15 @@ def matches(path: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
+def changes_nothing(word: str) -> bool:
+    """Return whether a word of training programs changes neither bytes nor seconds, as the Trainer's table has it.
+
+    >>> changes_nothing("lr"), changes_nothing("learning_rate"), changes_nothing("lora_r")
+    (True, True, False)
+    """
+    return matches(word, ("lr", "lr_*", "min_lr", *table("transformers.toml")["silent"]["keys"]))
+
+
 def flat_keys(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested settings by dotted path."""
     for key, value in tree.items():
