@@ -54,3 +54,10 @@ def test_more_requests_than_a_trace_has_are_noted(tmp_path: Path) -> None:
     tree = run(*SERVE, "--trace", str(tmp_path / "trace.jsonl"), "--requests", "500", "--json").tree
     assert "requests 50: all that the trace has, of the 500 that were asked" in tree["assumptions"]
     assert not any("all that" in note for note in run(*SERVE, "--rate", "1", "--json").tree["assumptions"])
+
+
+def test_so_many_requests_as_have_ten_beyond_a_percentile_are_enough() -> None:
+    """What the note calls enough for a p99 is taken for a limit on it, and one less is refused."""
+    enough, few = (run(*SERVE, "--rate", "1", "--p99-ttft", "1s", "--requests", n) for n in ("1000", "999"))
+    assert enough.status == 0
+    assert few.status == 2 and "too few for a p99: 1000 are needed" in few.err

@@ -23,7 +23,8 @@ class Limit:
     def needed_requests(self) -> int:
         """Requests that must be simulated for the quantile to mean something: ten beyond it."""
         share = QUANTILES[self.quantile]
-        return 1 if math.isnan(share) else math.ceil(10 / (1 - share))
+        # In hundredths, of which 1 - 0.9 is not quite ten.
+        return 1 if math.isnan(share) else math.ceil(1000 / round(100 - 100 * share, 6))
 
     def needed_of(self, workload: Workload) -> int:
         """Return the requests of a workload that must be simulated, so that there are enough of the limit's class."""
