@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -90,6 +91,16 @@ def test_exported_names_are_pinned() -> None:
 def test_every_exported_name_is_there(name: str) -> None:
     """Each name loads, and is the same object every time."""
     assert getattr(sw, name) is getattr(sw, name)
+
+
+FUNCTIONS = [name for name in EXPORTED if inspect.isfunction(inspect.unwrap(getattr(sw, name)))]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_shows_how_it_is_called(name: str) -> None:
+    """A function says what it returns, and has an example that the tests run."""
+    text = inspect.getdoc(getattr(sw, name)) or ""
+    assert re.match(r"(Return|Write|Look)\b", text) and ">>> " in text
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

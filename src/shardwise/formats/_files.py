@@ -34,6 +34,15 @@ def import_file(
     """Return the case of a file: of a trainer's settings by its keys, of a launch script by the arguments it gives.
 
     `variables` are those that the caller of a script would have set. Raises `InputError` with everything wrong.
+    Nothing of a script is run. What was read of it, assumed and left out is told beside the case.
+
+    >>> script = getfixture("tmp_path") / "tune.sh"
+    >>> sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 100 --seq-length 128"
+    >>> more = "--max-position-embeddings 128 --micro-batch-size 1 --bf16"
+    >>> _ = script.write_text(f"torchrun --nproc_per_node $GPUS pretrain_gpt.py {sizes} {more}")
+    >>> case = import_file(script, {"GPUS": "8"})
+    >>> case.system, case.num_devices, case.plan.dp, case.job.seq_len
+    ('Megatron-LM', 8, 8, 128)
     """
     name, around = _called(fspath(path)), replace(around or ImportContext(), variables=dict(variables or {}))
     if starts_server(name):

@@ -63,7 +63,16 @@ def _own_device(file: OwnFile) -> Device:
 
 @typed
 def load_device(path: str | Path) -> Device:
-    """Return the device that a TOML file describes; the format is that of the catalogue, see `device_to_toml`."""
+    """Return the device that a TOML file describes, in SI units; raises `InputError` with all that is wrong in it.
+
+    The format is that of the catalogue, each fact with the key of its source, as `device_to_toml` writes it.
+
+    >>> from shardwise.hardware import device_to_toml
+    >>> file = getfixture("tmp_path") / "h100-sxm-80gb.toml"
+    >>> _ = file.write_text(device_to_toml(find_device("h100-sxm-80gb").device))
+    >>> load_device(file).memory_bytes_per_second
+    3350000000000.0
+    """
     place = Path(path)
     device = device_from_table(read_toml(place, "device"), place.name)
     try:

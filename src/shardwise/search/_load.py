@@ -263,7 +263,17 @@ def plan_serve(
     """Return the best deployments for a load on up to all devices of a cluster; raises `InputError` for bad input.
 
     `search` is the space, the objective and how many deployments are wanted. The closed form answers every layout; each
-    of the best is simulated, and more replicas are taken where that misses a limit.
+    of the best is simulated, and more replicas are taken where that misses a limit. Seconds and requests a second.
+
+    >>> from shardwise.models import load_model
+    >>> from shardwise.plans import Arrivals, Length
+    >>> load = Workload(input_tokens=Length(mean=512), output_tokens=Length(mean=64), arrivals=Arrivals(rate=60.0))
+    >>> limits = (Limit(metric="ttft", quantile="p99", seconds=0.5),)
+    >>> space = LoadSpace(step_tokens=(0,), max_sequences=(0,))
+    >>> model, on = load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb")
+    >>> result = plan_serve(model, on, load, None, LoadOptions(limits=limits), (space, "devices", 1))
+    >>> result.best[0].meets, result.best[0].devices <= 8
+    (True, True)
     """
     start = time.perf_counter()
     (space, objective, top), options, job = search, options or LoadOptions(), job or Serving()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias, get_args
 
 from shardwise.errors import Problems
+from shardwise.plans import Workload
 from shardwise.records import dataclass
 from shardwise.serving.load._fleet import Pool, Router, Routing
 from shardwise.serving.load._replica import Replica
@@ -226,3 +227,18 @@ class Autoscaler:
                 continue
             one.stopped = now
             self.live.remove(one)
+
+
+def scaling_problems(rule: Autoscale, most: int, workload: Workload, prefill: object) -> Problems:
+    """Return why replicas of a deployment, of which there are at most so many, cannot follow the load so."""
+    problems = rule.problems()
+    if rule.least > most:
+        problems.add(
+            "min_replicas", rule.least, f"is more than the {most} replicas that fill the devices", f"use {most}"
+        )
+    if workload.arrivals.kind in ("closed", "burst"):
+        what = "users stay with their replica" if workload.arrivals.kind == "closed" else "all requests come at once"
+        problems.add("autoscale", rule.metric, f"has nothing to follow: {what}", "give --rate or --trace")
+    if prefill is not None:
+        problems.add("autoscale", rule.metric, "is of one pool of replicas", "leave out --prefill-workers")
+    return problems

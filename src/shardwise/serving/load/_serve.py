@@ -18,7 +18,7 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, limits_of, most_speculating, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving._speculation import tokens_per_step
-from shardwise.serving.load._autoscale import Autoscale, Autoscaler
+from shardwise.serving.load._autoscale import Autoscaler, scaling_problems
 from shardwise.serving.load._batches import groups_of
 from shardwise.serving.load._clients import client_note
 from shardwise.serving.load._fleet import Fleet, Pool, Router, Transfer, attention_groups
@@ -66,7 +66,8 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
         rule = "must be steps of at least 0 and a share between 0 and 1"
         problems.add("batch_wait", f"{most}, {share:g}", rule, "use (0, 0) to start prompts at once")
     if options.autoscale:
-        problems.items.extend(_scaling_problems(base, workload, options, options.autoscale).items)
+        most = base.plan.dp // attention_groups(base)
+        problems.items.extend(scaling_problems(options.autoscale, most, workload, options.prefill).items)
     for limit in options.limits:
         if wrong := limit.problems(workload).items:
             problems.items.extend(wrong)
@@ -85,21 +86,6 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
 def _most_output(workload: Workload, name: str) -> int:
     """Return the most output tokens of a request of a class, of all where none is named."""
     return max((one.output_tokens.largest for one in workload.classes if one.name == name), default=workload.longest[1])
-
-
-def _scaling_problems(base: InferReport, workload: Workload, options: LoadOptions, rule: Autoscale) -> Problems:
-    """Return why replicas of a deployment cannot follow the load so."""
-    problems, most = rule.problems(), base.plan.dp // attention_groups(base)
-    if rule.least > most:
-        problems.add(
-            "min_replicas", rule.least, f"is more than the {most} replicas that fill the devices", f"use {most}"
-        )
-    if workload.arrivals.kind in ("closed", "burst"):
-        what = "users stay with their replica" if workload.arrivals.kind == "closed" else "all requests come at once"
-        problems.add("autoscale", rule.metric, f"has nothing to follow: {what}", "give --rate or --trace")
-    if options.prefill is not None:
-        problems.add("autoscale", rule.metric, "is of one pool of replicas", "leave out --prefill-workers")
-    return problems
 
 
 def policy_for(case: ServingCase, job: Serving, workload: Workload, options: LoadOptions) -> Policy:
@@ -139,10 +125,18 @@ def serve(
     job: Serving | None = None,
     options: LoadOptions | None = None,
 ) -> ServeReport:
-    """Return what a deployment does under a workload; raises `InputError` with every problem.
+    """Return what a deployment does under a workload, in seconds and requests a second; raises `InputError`.
 
     Each replica is simulated iteration by iteration with prices of the ledger; a load above the capacity of the closed
     form is not simulated, since its queue grows without end. `job` says formats and memory as for `infer`.
+
+    >>> from shardwise.models import load_model
+    >>> from shardwise.plans import Arrivals, Length
+    >>> length = Length(mean=256)
+    >>> load = Workload(input_tokens=length, output_tokens=length, arrivals=Arrivals(rate=4.0), count=200)
+    >>> report = serve(load_model("llama-3.1-8b"), Cluster.parse("1xh100-sxm-80gb"), Plan(dp=0), load)
+    >>> report.meets, report.latencies["ttft"]["p99"] < 0.5 < report.latencies["e2e"]["p50"]
+    (True, True)
     """
     options, job = options or LoadOptions(), job or Serving()
     workload.problems().raise_if_any()
