@@ -48,6 +48,11 @@ def search(space: sw.SearchSpace) -> sw.TrainingResult:
     return sw.plan_training(MODEL, CLUSTER, JOB, space)
 
 
+def of_sizes(**sizes: Any) -> sw.Model:
+    """Return a small model with one size more."""
+    return sw.Model.from_sizes(num_layers=2, hidden_size=64, **sizes)
+
+
 def trained(**rates: Any) -> sw.TrainReport:
     """Return the report of a small training at some rates."""
     options = sw.TrainingOptions(efficiencies=sw.Efficiencies(**rates))
@@ -112,6 +117,7 @@ ASKED: dict[str, tuple[Callable[[Any], object], Any, str]] = {
     "more than is computed": (lambda v: sw.infer(MODEL, CLUSTER, sw.Plan(), sw.Serving(batch=v)), 10**40, "batch"),
     "seconds beyond numbers": (lambda v: trained(memory_bytes_per_second=v), 1e-308, "step_seconds"),
     "settings of other types": (lambda v: set_to(blas_workspace_bytes=v), (1,), "blas_workspace_bytes"),
+    "no size of experts": (lambda v: of_sizes(experts_per_token=v), np.array([]), "experts_per_token"),
     "no batch to count": (lambda v: sw.count(MODEL, sw.Counting(batch=v)), 0, "batch"),
     "an unknown recompute": (lambda v: sw.count(MODEL, sw.Counting(recompute=v)), "some", "recompute"),
     "text for a space": (lambda v: sw.plan_serving(MODEL, CLUSTER, SERVED, v), "tp=2", "space"),

@@ -296,7 +296,7 @@ def _others(raw: Mapping[str, Any], section: str) -> dict[str, Any]:
         if isinstance(value, Mapping):
             named |= key in _SECTIONS or any(word in key for word in _WORDS)
             named |= not _WIDTHS.isdisjoint(value) and not _DEPTHS.isdisjoint(value)
-        if key != section and value and named:
+        if key != section and named and value:
             parts[key] = value.get("model_type") or "an object" if isinstance(value, Mapping) else value
     if section or not parts:
         parts |= {key: "left to its class" for key in of_class if key not in _TEXT and raw.get(key) is None}
