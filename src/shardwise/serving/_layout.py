@@ -32,7 +32,7 @@ def over_devices(engine: Engine, plan: Plan, cluster: Cluster, layers: int, note
     notes.append(
         f"{axis} {parts}: {engine.title} splits a model over the devices that it sees; --dp {n} gives each one"
     )
-    return replace(plan, **{axis: parts})
+    return replace(plan, pp=parts) if axis == "pp" else replace(plan, tp=parts)
 
 
 def with_experts(plan: Plan, model: Model, notes: list[str]) -> Plan:
