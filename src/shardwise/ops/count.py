@@ -80,7 +80,7 @@ def lines(model: Model, y: Layout[float]) -> Iterator[PartOps]:
 
 @lru_cache(maxsize=32)
 def whole_lines(model: Model, tuning: Tuning | None = None) -> tuple[PartOps, ...]:
-    """Return everything a model has on one device, made once: an answer on a fine-tuning asks for it several times."""
+    """Return everything a model has on one device, made once: answers on a fine-tuning ask for it often."""
     return tuple(lines(model, whole_layout(tuning=tuning)))
 
 
@@ -144,10 +144,7 @@ def component(part: ModelPart, op: Op[float]) -> str:
 
 
 def _weights(model: Model) -> Iterator[tuple[PartOps, Op[float], Weight[float]]]:
-    for line in whole_lines(model):
-        for op in line.ops:
-            for weight in op.weights:
-                yield line, op, weight
+    return ((line, op, weight) for line in whole_lines(model) for op in line.ops for weight in op.weights)
 
 
 def parameters_by_component(model: Model) -> dict[str, int]:
