@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
@@ -234,6 +235,68 @@ def test_equal_groups_in_lockstep_are_as_fast_as_one() -> None:
     Replica(prices, policy, 1e9, 4).run(joined)
     Replica(prices, policy, 1e9).run(alone)
     assert [r.end for r in joined[::4]] == pytest.approx([r.end for r in alone], rel=1e-12)
+
+
+class OneSecond:
+    """Prices of steps that take a second, half of it in each of two stages."""
+
+    made, verified, launching_seconds = 1, 1, 0.0
+
+    def decode(self, count: int, context: float) -> float:
+        """Return a second."""
+        return 1.0
+
+    def mixed(self, count: int, context: float, pieces: Any) -> float:
+        """Return a second."""
+        return 1.0
+
+
+def staged(requests: list[Request], **words: Any) -> Replica:
+    """Run requests in two batches that pass two stages, of prompts that fill a step each."""
+    engine, room = words.pop("engine", "vllm"), words.pop("room", 10_000.0)
+    policy = replace(pools(engine, workload(1.0, 20), 0).policy, step_tokens=100, prefix_cache=False, **words)
+    replica = Replica(OneSecond(), policy, room, 2)  # type: ignore[arg-type]
+    replica.through_stages(policy)
+    for request in requests:
+        replica.entries[0].expect(request)
+    replica.finish()
+    return replica
+
+
+@pytest.mark.parametrize(("ahead", "first"), [(0, 2.5), (1, 3.0)])
+def test_who_comes_to_stages_takes_part_in_the_next_batch_whose_ever_it_is(ahead: int, first: float) -> None:
+    """Two batches end at 1.0 and 1.5, and so on: who comes at 1.1 runs in the second, or in the one after it.
+
+    With a waiting list for each the third request was the first batch's, whose step had begun: its token came at 3.0.
+    Where one is made ahead that which ends at 2.5 was made as that at 1.0 ended, and the next as the one at 1.5.
+    """
+    requests = [Request(0.0, 90, 9), Request(0.0, 90, 9), Request(1.1, 90, 9)]
+    staged(requests, batches_ahead=ahead)
+    assert [one.first for one in requests] == pytest.approx([1.0, 1.5, first])
+    assert all(one.scheduled >= one.arrival and sum(one.waits) == pytest.approx(one.queue_seconds) for one in requests)
+
+
+def test_places_are_those_of_all_batches_in_stages_together() -> None:
+    """Two short prompts that come at once run in one batch of two places, as in the steps of one stage."""
+    requests = [Request(0.0, 40, 9), Request(0.0, 40, 9), Request(0.0, 40, 9)]
+    replica = staged(requests, max_sequences=2)
+    assert [one.first for one in requests] == pytest.approx([1.0, 1.0, 10.0], abs=0.51)
+    assert replica.groups[0].trace.most_running == 2
+    assert [one.outstanding for one in replica.entries] == [0]
+
+
+@pytest.mark.parametrize(("seed", "room"), [(5, 700.0), (7, 500.0), (11, 1000.0), (18, 500.0)])
+def test_who_is_sent_away_from_one_batch_in_stages_may_end_in_another(seed: int, room: float) -> None:
+    """A cache of a part of what runs: everybody ends once. It failed where one went on in another batch."""
+    random = Random(seed)
+    gap, _ = random.choice((0.05, 0.2, 0.5)), random.choice((500.0, 700.0, 1000.0))
+    requests = [Request(gap * i, 90, random.randint(20, 90)) for i in range(150)]
+    replica = staged(requests, engine="sglang", reserved_share=0.0, block_tokens=0, room=room)
+    ended = [one for group in replica.groups for one in group.trace.finished]
+    assert len(ended) == len(set(map(id, ended))) == 150
+    assert sum(group.trace.preemptions for group in replica.groups) > 10
+    assert all(group.decoding == 0 and not group.prompts for group in replica.groups)
+    assert sum(group.used for group in replica.groups) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_users_of_pools_are_served_by_any_router() -> None:

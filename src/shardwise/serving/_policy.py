@@ -87,6 +87,12 @@ class Policy:
     """Decode steps after which the scheduler looks for new requests; it looks after every step of prompts, too."""
     batch_wait: tuple[int, float] = (0, 0.0)
     """Decode steps that prompts wait at most, beside sequences that decode, until they fill this share of a step."""
+    shared_waiting: bool = False
+    """The batches of a pipeline take from one waiting list and have one cache; else each has a part of its own."""
+    shared_places: bool = False
+    """The sequences at once are those of all its batches together; else each takes its part of them."""
+    batches_ahead: int = 0
+    """Batches that are made before one of those in the stages has ended."""
     transfer: Literal["prompt", "chunk"] = "prompt"
     """What of a prompt is sent to the decode pool after it was computed: all of it, or its last chunk."""
 

@@ -22,7 +22,6 @@ from shardwise.records import dataclass
 from shardwise.serving.load._fleet import Pool, Router, Routing
 from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._requests import Request, Trace
-from shardwise.serving.load._simulate import Scheduler
 
 Signal: TypeAlias = Literal["running", "requests", "queue", "cache", "load"]
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
@@ -80,7 +79,7 @@ class _ScaledWorker:
 
     @property
     def outstanding(self) -> int:
-        return sum(group.outstanding for group in self.engine.groups)
+        return sum(group.outstanding for group in self.engine.entries)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,19 +112,11 @@ class Scaling:
         }  # fmt: skip
 
 
-def _running(group: Scheduler) -> float:
-    return group.decoding + len(group.prompts)
-
-
-def _cached(group: Scheduler) -> float:
-    return group.used / group.capacity
-
-
-_OF: dict[Signal, Callable[[Scheduler], float]] = {
-    "running": _running,
-    "requests": lambda group: group.outstanding,
-    "queue": lambda group: len(group.waiting) + len(group.pending),
-    "cache": _cached,
+_OF: dict[Signal, Callable[[Replica], float]] = {
+    "running": lambda engine: sum(group.decoding + len(group.prompts) for group in engine.groups),
+    "requests": lambda engine: sum(group.outstanding for group in engine.entries),
+    "queue": lambda engine: sum(len(group.waiting) + len(group.pending) for group in engine.entries),
+    "cache": lambda engine: engine.cache_share,
 }
 
 
@@ -205,8 +196,7 @@ class Autoscaler:
             value = self.arrived / rule.interval_seconds / carried
         else:
             of = _OF[rule.metric]
-            total = sum(of(group) for one in self.live for group in one.engine.groups)
-            value = total / len(self.live[0].engine.groups) if rule.metric == "cache" else total
+            value = sum(of(one.engine) for one in self.live)
         have = len(self.live)
         near = abs(value / (have * rule.target) - 1) <= _TOLERANCE
         wanted = have if near else math.ceil(value / rule.target - 1e-9)

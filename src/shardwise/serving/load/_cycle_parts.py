@@ -9,7 +9,7 @@ from shardwise.arrays import np
 from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._batches import Batches
-from shardwise.serving.load._pipeline import LanePrices
+from shardwise.serving.load._pipeline import Come, LanePrices
 
 # Prompts of a cycle that are priced; between them prices lie on lines.
 PRICED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -41,6 +41,7 @@ class CyclePrices:
     """Steps of batches that follow each other through stages; None where none do."""
     apart: float
     """How far prompts are in any batch, not in one after another (`crowded`)."""
+    come: Come = "apart"
     together: Any = 1.0
     """Prompts that begin at once in a batch: what tables call a prompt is so many."""
 

@@ -17,7 +17,7 @@ from shardwise.serving.load._batches import EQUAL, Batches, after_hold, crowded,
 from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled
 from shardwise.serving.load._lockstep import Cycles, cycles_of
 from shardwise.serving.load._moments import LengthMoments
-from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
+from shardwise.serving.load._pipeline import IN_A_STEP, Come, LanePrices
 from shardwise.serving.load._ubatches import Ubatches
 
 # Prompts of one step that are priced apart; more cost in proportion.
@@ -119,6 +119,12 @@ class _Crowd:
         if self.comes == "unevenly":
             return piled(prompts, batches, policy)
         return crowded(prompts, batches, policy, None if self.comes == "evenly" else self.apart)
+
+    def through(self, policy: Policy) -> Come:
+        """Return how prompts come to batches that follow each other through stages."""
+        if self.comes == "queue":
+            return "apart" if policy.mixed else "alternating"
+        return "at once" if policy.shared_waiting else "apart"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,7 +250,7 @@ class CycleSteps:
 
     def _of(self, crowd: _Crowd) -> CyclePrices:
         """Return the prices of cycles in which prompts come so."""
-        batches, pieces, tokens = self.batches, self._pieces, self.counts * self.verified
+        batches, pieces, tokens, policy = self.batches, self._pieces, self.counts * self.verified, self.policy
         means, alone = pieces.own.mean(axis=0), pieces.alone
         ahead = (self.added.ahead - self._routed[:, -1]).mean(axis=0) / pieces.each_prompt
         decode_parts = self.decode - np.where(self._shared, self.prompts.expert(tokens), 0.0)
@@ -268,7 +274,8 @@ class CycleSteps:
             pieces=pieces.each_prompt, steps=steps,
             variance=np.where(batches.piped | (batches.many == 1), pieces.alone.var(axis=0), 0.0),
             lanes=self._lanes(means, (ahead, alone), fit, decode_parts) if batches.piped.any() else None,
-            apart=float(crowd.apart > 1 - EQUAL), together=crowd.bunch,
+            apart=float(policy.shared_waiting or crowd.apart > 1 - EQUAL), come=crowd.through(policy),
+            together=crowd.bunch,
         )  # fmt: skip
 
     def _longer(self, prompts: Any, each: Any, prices: tuple[Any, Any]) -> Any:

@@ -104,11 +104,11 @@ class Pool:
 
     def replica(self, follow: Follow | None = None) -> Replica:
         """Return one replica, idle."""
-        cache, lanes = self.cache_tokens, lanes_of(self.base.plan, self.policy.one_batch)
-        policy = replace(self.policy, max_sequences=-(-self.policy.max_sequences // lanes))
-        replica_of = Replica(self.table, policy, cache / lanes, self.groups * lanes, follow, self.stage)
-        replica_of.stages = lanes
-        return replica_of
+        policy, lanes = self.policy, lanes_of(self.base.plan, self.policy.one_batch)
+        cache = self.cache_tokens / (1 if policy.shared_waiting else lanes)
+        policy = policy if policy.shared_places else replace(policy, max_sequences=-(-policy.max_sequences // lanes))
+        engine = Replica(self.table, policy, cache, self.groups * lanes, follow, self.stage)
+        return engine.through_stages(policy) if lanes > 1 else engine
 
 
 class Routing:
@@ -122,7 +122,7 @@ class Routing:
     def over(self, engines: list[Replica]) -> None:
         """Send to these replicas from here on."""
         self.engines = engines
-        self.every = [group for engine in engines for group in engine.groups]
+        self.every = [group for engine in engines for group in engine.entries]
 
     def group(self, request: Request, at: float) -> Scheduler:
         """Return the group that a request goes to; to look at loads all that happens before is simulated first.
@@ -149,7 +149,7 @@ class Routing:
 
     def _within(self, engine: Replica, turn: int, at: float) -> Scheduler:
         """Return the group of a replica that its engine gives a request to."""
-        groups, balances = engine.groups, engine.balances
+        groups, balances = engine.entries, engine.balances
         if len(groups) == 1 or balances == "turns" or engine.stages > 1:
             return groups[turn % len(groups)]
         self._advance([engine], at)
@@ -381,14 +381,13 @@ class Fleet:
         simulated, arrivals = self.sample.simulated if self.sample else 0, workload.arrivals
         engines = self.decode.start(workload, watch, simulated)
         if arrivals.kind == "closed":
-            every = [group for engine in engines for group in engine.groups]
+            every = [group for engine in engines for group in engine.entries]
             carried = self.at(0.0).capacity * self.decode.many / len(every)
             for index, group in enumerate(every):
                 users = arrivals.users // len(every) + (index < arrivals.users % len(every))
                 if users:
                     count = workload.count * users // arrivals.users
-                    first, group.follow = closed_loop(workload, users, count, index, carried)
-                    group.pending.extend(first)
+                    group.begin(*closed_loop(workload, users, count, index, carried))
         else:
             routing = Routing(engines, router, workload.seed)
             try:

@@ -345,7 +345,7 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy, 
     if prices.lanes is not None:
         longer, busy = (
             sums_of(_between_lanes(), each)
-            for each in in_lanes(_LANE_MEANS, prices.lanes, batches, prices.apart, policy.mixed)
+            for each in in_lanes(_LANE_MEANS, prices.lanes, decode, batches, policy.mixed, (prices.apart, prices.come))
         )
         mean, share = np.where(piped, decode + longer, mean), np.where(piped, busy, share)
     return Cycles(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from shardwise.arrays import np
 from shardwise.records import dataclass
@@ -21,6 +21,10 @@ from shardwise.serving.load._batch_times import FULL
 IN_A_STEP = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)
 _NUMBERS = np.arange(420)
 _LOG_FACTORIALS = np.array([math.lgamma(k + 1) for k in _NUMBERS])
+
+
+Come = Literal["apart", "alternating", "at once"]
+"""How prompts come to batches in flight: to any or in turns, between steps that only decode, all of a cycle to one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,18 +106,26 @@ def _longest_in_turns(mean: Any, batches: int) -> Any:
 
 
 @cache
-def _in_a_step(means: tuple[float, ...], batches: int, apart: float, mixed: bool) -> tuple[Any, Any]:
+def _in_a_step(means: tuple[float, ...], batches: int, apart: float, come: Come) -> tuple[Any, Any]:
     """Return how likely a step of one of so many batches, and the longest, has `IN_A_STEP` prompts, by their mean.
 
-    Prompts are in any batch where they take the places of sequences that ended `apart` from each other; in turns K of
-    a cycle are K / B of each, rounded down or up.
+    Prompts are in any batch where they take the places of sequences that ended `apart` from each other; where these end
+    in steps that only decode such steps follow on them. In turns K of a cycle are K / B of each, rounded down or up.
+    From one waiting list they are all in the first batch that is made as a long step has passed, behind which the
+    others are.
     """
     mean = np.array(means)
+    if come == "at once":
+        every = _poisson(mean)
+        some, hats = np.cumsum(every[:, :0:-1], axis=1)[:, ::-1], _in_lines()
+        return _sums(every[:, 1:] / batches, hats), _sums(
+            some - np.concatenate([some[:, 1:], 0 * some[:, :1]], 1), hats
+        )
     turns = np.zeros((len(mean), len(_NUMBERS)))
     # A batch has no more than its share of them all, rounded up.
     most = len(_NUMBERS) // batches + 2
     turns[:, :most] = _sums(_poisson(mean), np.clip(_NUMBERS[:, None] / batches - _NUMBERS[:most] + 1, 0.0, 1.0))
-    own, going = (mean / batches, 1.0) if mixed else _alternating(mean / batches)
+    own, going = _alternating(mean / batches) if come == "alternating" else (mean / batches, 1.0)
     random = _poisson(own) * np.reshape(going, (-1, 1))
     chance = apart * random + (1 - apart) * (turns - np.concatenate([turns[:, 1:], 0 * turns[:, :1]], axis=1))
     some = np.cumsum(chance[:, :0:-1], axis=1)[:, ::-1]
@@ -135,14 +147,33 @@ def _in_lines() -> Any:
     return hats[1:, 1:]
 
 
-def in_lanes(means: Any, prices: LanePrices, batches: Any, apart: float, mixed: bool) -> tuple[Any, Any]:
-    """Return by mean prompts of a cycle what it takes longer, and the share of prompt steps: [mean, layout, place]."""
+def in_lanes(
+    means: Any, prices: LanePrices, decode: Any, batches: Any, mixed: bool, crowd: tuple[float, Come]
+) -> tuple[Any, Any]:
+    """Return by mean prompts of a cycle what it takes longer, and the share of prompt steps: [mean, layout, place].
+
+    Of one waiting list those are at once in a batch who come while a long step passes, as much of the time as cycles
+    with prompts take longer than a decode cycle, unless another such step follows on it: batches end apart again then.
+    """
+    apart, come = crowd
+    if come != "at once":
+        return _in_lanes(means, prices, batches, apart, mixed, come)
+    ways: tuple[Come, Come] = ("apart", come)
+    any_batch, gathered = (_in_lanes(means, prices, batches, 1.0, mixed, one) for one in ways)
+    longer = any_batch[0]
+    for _ in range(4):
+        share = longer * decode / (decode + longer) ** 2
+        longer = any_batch[0] + share * (gathered[0] - any_batch[0])
+    return longer, any_batch[1] + share * (gathered[1] - any_batch[1])
+
+
+def _in_lanes(means: Any, prices: LanePrices, batches: Any, apart: float, mixed: bool, come: Come) -> tuple[Any, Any]:
     many = batches[:, 0]
     longer = np.zeros((len(means), *prices.mean.shape[1:]))
     busy = 0.0 * longer
     for count in np.unique(many[many > 1]).astype(int).tolist():
         rows = np.flatnonzero(many == count)
-        chance, longest = _in_a_step(tuple(means.tolist()), count, apart, mixed)
+        chance, longest = _in_a_step(tuple(means.tolist()), count, apart, come)
         levels, room = prices.levels[:, :, rows], prices.fit[rows]
         # Of so many steps as long as the longest half are of longer prompts.
         alike = np.maximum(count * chance / np.maximum(longest, 1e-300), 1.0)

@@ -27,6 +27,7 @@ from shardwise.serving.load._steps import (
     beside_prompts,
     grid,
     launched_ahead,
+    launching_seconds,
     never_replayed,
     runs_as_prompts,
     step_parts,
@@ -45,6 +46,8 @@ class LoadPrices:
 
     counts: Any
     decode: Any
+    launching: Any
+    """The share of a step that the host takes to launch it."""
     added: Any
     """What 1, 2, ... prompts add to a step: [prompts, layout, count]."""
     short: Any
@@ -144,7 +147,7 @@ def load_prices(
     steps = _Steps(
         policy=policy, known=known, decode=whole, sampled=sampled, kept=kept + guessed,
         host=case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0),
-        verified=verified_tokens(case), prompts=prompts,
+        launching=launching_seconds(case), verified=verified_tokens(case), prompts=prompts,
     )  # fmt: skip
     return steps.of(counts, moments, batches)
 
@@ -160,6 +163,8 @@ class _Steps:
     kept: Any
     """What of a decode step is its own beside prompts: what reads the cache, and guesses."""
     host: float
+    launching: float
+    """Seconds of the host to make and launch a step."""
     verified: int
     prompts: PromptPrices
 
@@ -174,8 +179,12 @@ class _Steps:
         mean, new = added.seconds.mean(axis=0), max(moments.new_tokens, 1.0)
         many = counts.shape[-1]
         together = room / new if self.policy.chunked else np.maximum(room // new, 1.0)
-        full = fullest(counts, batches.many, moments, self.policy) if batches.any else counts
-        full = np.where(batches.many > 1, np.minimum(full, counts[:, -1:]), counts)
+        growth = between(counts * 1.1 + 1, self.known, self.decode) / between(counts, self.known, self.decode) - 1
+        growth = growth * counts / (0.1 * counts + 1)
+        launching = self.launching / decode
+        full = fullest(counts, batches, moments, self.policy, (growth, launching)) if batches.any else counts
+        most = counts[:, -1:] * np.where(batches.piped & self.policy.shared_places, batches.many, 1.0)
+        full = np.where(batches.many > 1, np.minimum(full, most), counts)
         longest = between(full, self.known, self.decode)
         cycles = CycleSteps(
             policy=self.policy, verified=self.verified, prompts=self.prompts, added=added, counts=counts,
@@ -187,6 +196,7 @@ class _Steps:
         return LoadPrices(
             counts=counts,
             decode=decode,
+            launching=launching,
             added=named_each(
                 mean, lambda i: f"{counted(i // many + 1, 'prompt')} in a step of {_sequences_at(counts, i % many)}"
             ),

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from shardwise.plans import QUANTILES, Limit
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._requests import Request, Trace
+from shardwise.serving.load._rotation import Rotation
 from shardwise.serving.load._simulate import Scheduler
 from shardwise.serving.load._state import Follow, Stage
 from shardwise.serving.load._steps import StepTable
@@ -63,12 +64,34 @@ class Replica:
         """Steps since every group had a prompt, or since prompts ran without."""
         self.free = [0.0] * groups
         """When each stage is free again."""
+        self.rotation: Rotation | None = None
+        """Batches that follow each other through stages and take from one waiting list."""
+
+    def through_stages(self, policy: Policy) -> Replica:
+        """Return it, its groups being batches that pass as many stages one after another."""
+        self.stages = len(self.groups)
+        if policy.shared_waiting:
+            self.rotation = Rotation(self.groups, policy)
+        return self
+
+    @property
+    def entries(self) -> list[Scheduler]:
+        """The groups that requests are sent to: of batches that take from one waiting list the first."""
+        return self.groups if self.rotation is None else self.groups[:1]
+
+    @property
+    def cache_share(self) -> float:
+        """Share of the cache that requests have."""
+        if self.rotation is not None:
+            return sum(group.used for group in self.groups) / self.rotation.capacity
+        return sum(group.used / group.capacity for group in self.groups) / len(self.groups)
 
     def run(self, requests: Iterable[Request]) -> list[Trace]:
         """Return what happens until every request has ended; they arrive in order, at one group after another."""
         with uncollected():
+            entries = self.entries
             for index, request in enumerate(requests):
-                self.groups[index % len(self.groups)].expect(request)
+                entries[index % len(entries)].expect(request)
             return self.finish()
 
     def finish(self) -> list[Trace]:
@@ -78,12 +101,15 @@ class Replica:
         for group in self.groups:
             group.trace.seconds = self.now
             if self.stages > 1:
-                group.trace.most_running, group.trace.most_waiting, group.trace.most_cache_tokens = self.most
+                most = self.rotation.most if self.rotation else self.most
+                group.trace.most_running, group.trace.most_waiting, group.trace.most_cache_tokens = most
         return [group.trace for group in self.groups]
 
     @property
     def next_seconds(self) -> float:
         """When something next runs here, infinite where all is done."""
+        if self.rotation is not None:
+            return self.rotation.next_seconds
         if self.stages > 1:
             return min(map(self._starts, self.groups))
         if any(g.decoding or g.prompts or g.waiting for g in self.groups):
@@ -94,13 +120,18 @@ class Replica:
     def next_end(self) -> float:
         """A time before which no request ends here: that of the first end, or when somebody comes whose end is near."""
         if any(g.prompts or g.waiting for g in self.groups):
-            return min(map(self._starts, self.groups))
+            return self.next_seconds
         comes = min((g.pending[0].ready for g in self.groups if g.pending), default=math.inf)
         return min([comes, *(g.first_end for g in self.groups if g.decoding)])
 
     def advance(self, until: float) -> None:
         """Run to a time, or to the end of the step under way then; whoever is sent later may arrive from there on."""
         self.horizon = until
+        if self.rotation is not None:
+            while (at := self.rotation.next_seconds) < self.horizon:
+                self.rotation.run()
+                self.now = at
+            return
         if self.stages > 1:
             self._pipeline()
             return

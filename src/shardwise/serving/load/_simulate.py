@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from operator import sub
 
 from shardwise.serving.load._requests import CACHE, SLOTS, STEP, TOKENS, Request, Step
@@ -125,6 +125,9 @@ class Scheduler(SchedulerState):
                 self.order.pop()
             request = self.order.pop()
             request.running = False
+            # It may run on in another batch of a pipeline, whose end it then has.
+            self.ends = [one for one in self.ends if one[2] is not request]
+            heapify(self.ends)
             request.settle(self.spent, self.now)
             tokens = request.cache_tokens - self.made * (request.last_step - self.step)
             request.made = min(round(tokens) - request.input_tokens, request.output_tokens)
@@ -220,7 +223,7 @@ class Scheduler(SchedulerState):
         policy = self.policy
         if request.ready > self.decided and policy.async_scheduling and (self.decoding or self.prompts):
             return self.cause
-        if self.barred or self.decoding + len(self.prompts) >= policy.max_sequences:
+        if self.barred or self.decoding + len(self.prompts) >= self.places:
             return CACHE if self.barred else SLOTS
         hit = self._hit_tokens(request)
         need = tokens = request.target - hit
@@ -234,7 +237,7 @@ class Scheduler(SchedulerState):
         if hit and request.blocks:
             needed -= min(self.prefixes.shared(request.blocks), hit)
         used = self.used + planned + self.decoding + self.reserved
-        if (self.decoding or self.prompts) and used + needed + future > self.capacity:
+        if (self.decoding or self.prompts or self.others) and used + needed + future > self.capacity:
             return CACHE
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from shardwise.serving._policy import Policy
@@ -49,13 +49,26 @@ class SchedulerState:
         """Decode steps since the scheduler last looked for new requests."""
         self.decided = 0.0
         """When the next step was scheduled: as the step before it began, where scheduling is asynchronous."""
+        self.places = policy.max_sequences
+        """Sequences that may run at once, of those that all batches of a pipeline have together what is left."""
+        self.others = 0
+        """Sequences of other batches that have the same cache."""
+        self.behind: Sequence[SchedulerState] = ()
+        """Other batches whose requests wait here."""
         self.half, self.found, self.made = policy.block_tokens // 2, policy.found_block, table.made
         self.trace, self.prefixes = Trace(), PrefixCache()
 
     @property
     def outstanding(self) -> int:
         """Requests that were sent here and have not ended."""
-        return self.decoding + len(self.prompts) + len(self.waiting) + len(self.pending)
+        running = self.decoding + sum(batch.decoding for batch in self.behind) if self.behind else self.decoding
+        return running + len(self.prompts) + len(self.waiting) + len(self.pending)
+
+    def begin(self, first: Sequence[Request], follow: Follow) -> None:
+        """Expect the first requests of users, whose next ones follow on those of the batches behind, too."""
+        self.pending.extend(first)
+        for batch in (self, *self.behind):
+            batch.follow = follow
 
     def take_in(self, now: float) -> bool:
         """Take in who has arrived by a time; False where nothing runs or waits."""

@@ -37,7 +37,7 @@ from shardwise.serving.load._batch_times import (
     served_cv2,
     slot_factor,
 )
-from shardwise.serving.load._batches import EQUAL, Batches
+from shardwise.serving.load._batches import EQUAL, Batches, turn_seconds
 from shardwise.serving.load._bulk import PromptSteps, gathered
 from shardwise.serving.load._cycle_prices import PROMPTS
 from shardwise.serving.load._lockstep import rows_of
@@ -283,7 +283,7 @@ class Replicas:
         rest = rest + at.short * cycles.decode * (policy.receive_steps - 1) / 2
         rest = rest + at.cycle if policy.async_scheduling and self.moments.steps else rest
         # Of a pipeline's batches one that has nothing to run waits for none.
-        rest = np.where(self.batches.piped, np.minimum(p.counts, 1.0) * rest, rest)
+        rest = np.where(self.batches.piped, turn_seconds(at, rest, p, self.batches, policy), rest)
         # Who comes to a group where a prompt is cut waits for the pieces that fill its steps; others go elsewhere.
         busy = np.minimum(prompts * cycles.pieces * at.own, FULL) if policy.balances == "turns" else 0.0
         cut = (self.batches.many > 1) & ~self.batches.piped & policy.chunked

@@ -125,6 +125,12 @@ MOST_STEP_TOKENS = 1 << 22
 """Tokens of the largest step that is timed: the table has a row for every number of tokens."""
 
 
+def launching_seconds(case: ServingCase) -> float:
+    """Return seconds of the host to make and launch a step, before it makes another."""
+    host = case.engine.host
+    return 0.0 if case.efficiencies.ideal else host.step_seconds + host.between_seconds
+
+
 class StepTable:
     """Seconds of an engine's iterations for up to so many sequences, step tokens and context."""
 
@@ -132,6 +138,7 @@ class StepTable:
         self.max_sequences, self.step_tokens = max_sequences, step_tokens
         host = case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0)
         self._host = host
+        self.launching_seconds = launching_seconds(case)
         made = tokens_per_step(case.job)
         self.made: int | float = int(made) if made == int(made) else made
         """Tokens that a decode step makes for each sequence."""

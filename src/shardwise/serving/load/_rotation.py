@@ -1,0 +1,121 @@
+"""Batches of a pipeline that take from one waiting list, in turns: how V1 of vLLM, SGLang and TensorRT-LLM run stages.
+
+Which batch is next is fixed: batches are made in turns, and end in the order in which they were made. The next one is
+made as the oldest of those that may be under way at once has ended: as many as stages, or one more where a step is
+scheduled ahead. It goes on with its own sequences, whose last tokens are known by then, and takes whoever waits,
+wherever there is room: sequences, cache and the pieces of prompts are those of all batches. A batch that has nothing to
+run ends as the one before it does. So a single batch keeps all that comes where none is scheduled ahead, until a step
+is too small for its prompts: whoever arrives while it runs is seen as it ends.
+
+github.com/vllm-project/vllm v0.33.0 vllm/v1/engine/core.py step_with_batch_queue, vllm/config/vllm.py
+max_concurrent_batches, vllm/v1/core/sched/async_scheduler.py next_decode_eligible_step; github.com/sgl-project/sglang
+0.5.23 python/sglang/srt/managers/scheduler_pp_mixin.py event_loop_pp; github.com/NVIDIA/TensorRT-LLM
+tensorrt_llm/_torch/pyexecutor/py_executor.py _executor_loop_pp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from shardwise.serving._policy import Policy
+from shardwise.serving.load._simulate import Scheduler
+
+
+class Rotation:
+    """Batches in turns: `run` makes the next one. Who waits is with the first of them between two turns."""
+
+    def __init__(self, batches: list[Scheduler], policy: Policy) -> None:
+        self.batches, self.policy = batches, policy
+        self.front, self.capacity = batches[0], batches[0].capacity
+        self.turn, self.seen, self.launched = 0, 0.0, 0.0
+        self.free = [0.0] * len(batches)
+        """When each stage is free again."""
+        under_way = len(batches) + policy.batches_ahead
+        self.ended = deque([0.0] * under_way, under_way)
+        """When the batches that were made last have ended, in order."""
+        self.most = (0, 0, 0.0)
+        """The most that ran and waited, and the most tokens of cache, of all batches together."""
+        self.kept = [(0.0, 0, 0.0)] * len(batches)
+        """When the last step of each batch ends, and the places and tokens of cache that it keeps until then."""
+        self.front.behind = batches[1:]
+        for batch in batches[1:]:
+            batch.prefixes, batch.clocks = self.front.prefixes, self.front.clocks
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs or waits."""
+        return bool(self.front.prompts or self.front.waiting or any(batch.decoding for batch in self.batches))
+
+    @property
+    def next_seconds(self) -> float:
+        """When the next batch is made, infinite where all is done."""
+        at = max(self.ended[0], self.launched)
+        if self.busy:
+            return at
+        return max(at, self.front.pending[0].ready) if self.front.pending else math.inf
+
+    def run(self) -> None:
+        """Make the next batch, and book its step through all stages."""
+        at, front, index = self.next_seconds, self.front, self.turn
+        if at > self.ended[-1]:
+            self.ended.extend([at] * len(self.ended))
+        if front.waiting:
+            front.clocks[front.cause] += at - self.seen
+        batch, self.seen = self.batches[index], at
+        self.turn = (index + 1) % len(self.batches)
+        begin, now = batch.now if batch.decoding else at, front.now
+        front.take_in(at)
+        front.now = now
+        own = batch.waiting, batch.prompts, batch.pending
+        batch.waiting, batch.prompts, batch.pending = front.waiting, front.prompts, front.pending
+        self._share(index, at)
+        batch.now, batch.decided = begin, at
+        step = batch.next_step(at, single=True)
+        front.cause = batch.cause
+        self._note()
+        done = at
+        if step.steps:
+            self.launched = at + self.front.table.launching_seconds
+            done = self._pass_stages(step.seconds, begin)
+            before = batch.used + batch.reserved + sum(tokens for _, tokens in step.pieces)
+            ended = len(batch.trace.finished)
+            # Who waits has a clock of its own.
+            waiting, batch.waiting = batch.waiting, deque()
+            batch.run(step, 1, done - begin)
+            batch.waiting = waiting
+            places = batch.decoding + len(batch.trace.finished) - ended
+            self.kept[index] = done, places, max(before, batch.used + batch.reserved)
+        self.ended.append(max(self.ended[-1], done))
+        front.allocated = batch.allocated
+        if batch is not front:
+            batch.waiting, batch.prompts, batch.pending = own
+
+    def _pass_stages(self, seconds: float, begin: float) -> float:
+        """Return when a step that begins at a time is through all stages, each as it becomes free."""
+        done = begin
+        for stage, before in enumerate(self.free):
+            self.free[stage] = done = max(done, before) + seconds / len(self.free)
+        return done
+
+    def _share(self, index: int, at: float) -> None:
+        """Tell a batch what the others leave of places and cache; who has ended keeps both until that is known."""
+        places, used, running = 0, 0.0, 0
+        for batch, (until, had, tokens) in zip(self.batches, self.kept, strict=True):
+            running += batch.decoding
+            places += had if at < until else batch.decoding
+            used += tokens if at < until else batch.used + batch.reserved
+        batch = self.batches[index]
+        batch.others = running - batch.decoding
+        batch.capacity = self.capacity - used + batch.used + batch.reserved
+        if self.policy.shared_places:
+            batch.places = self.policy.max_sequences - places + batch.decoding
+        batch.allocated = self.front.allocated
+
+    def _note(self) -> None:
+        """Note what all batches have now, if it is more than before."""
+        running = sum(batch.decoding for batch in self.batches) + len(self.front.prompts)
+        waiting, used = len(self.front.waiting), sum(batch.used for batch in self.batches)
+        most = self.most
+        if running > most[0] or waiting > most[1] or used > most[2]:
+            self.most = max(most[0], running), max(most[1], waiting), max(most[2], used)
