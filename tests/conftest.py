@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.errors import StopTest, UnsatisfiedAssumption
 from hypothesis.internal.conjecture import providers
+from hypothesis.strategies import DataObject
 
 # Objects made between two looks for dead cycles. Records of a prediction and items of a collection live long: to look
 # at them every 700 objects takes a tenth of a run. A command line has as large a number of its own (shardwise.cli).
@@ -88,12 +89,15 @@ _FIRST: dict[Any, int] = {}
 
 
 def _first_examples(law: Callable[..., None], most: int) -> Callable[..., None]:
-    """Return a law that is asked of the first examples of a run: fewer `max_examples` would be others, not a part."""
+    """Return a law that is asked of the first examples of a run: fewer `max_examples` would be others, not a part.
+
+    A law that draws while it runs is asked of all: hypothesis has each example draw as it did before.
+    """
 
     @wraps(law)
     def asked(*args: Any, **kwargs: Any) -> None:
         _LEFT[asked] -= 1
-        if _LEFT[asked] < 0:
+        if _LEFT[asked] < 0 and not any(isinstance(value, DataObject) for value in kwargs.values()):
             return
         try:
             law(*args, **kwargs)

