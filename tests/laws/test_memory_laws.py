@@ -359,3 +359,16 @@ def test_experts_alone_are_expert_weights() -> None:
     expert = {w.name for op in block_ops(_layout(), block, model.hidden) for w in op.weights if w.expert}
     assert expert == {"mlp.experts.up.weight", "mlp.experts.down.weight"}
     assert find_precision("bf16").gradient_bytes == 4
+
+
+@given(batch=st.integers(1, 12), memory=st.integers(60 * 10**9, 100 * 10**9))
+@tried(12)
+def test_what_the_allocator_gives_back_is_no_risk(batch: int, memory: int) -> None:
+    """The chance is that of what is required, at least 90 % where the high end of what is shown is on the device."""
+    job = Training(seq_len=2048, global_batch=batch, base="nf4", adapter="lora")
+    cluster = Cluster.parse("1xh100", {"memory": memory})
+    one = train(load_model("llama-3.1-8b"), cluster, Plan(micro_batch=batch), job)
+    verdict, band = one.verdict, one.case.memory_band
+    assert verdict.required_bytes <= one.device_bytes
+    assert one.chance_to_fit == band.chance(verdict.limit_bytes / verdict.required_bytes)
+    assert (one.interval["device_bytes"][1] <= verdict.limit_bytes) == (one.chance_to_fit >= 0.9 - 1e-9)

@@ -31,10 +31,12 @@ def test_bytes_taken_from_another_row_are_its_own(
         some, where = self.part.keys.of_bytes(asked, sets)
         each, own = PlanSelection(some, sets), PlanSelection(asked, sets)
         outputs = program.run(self._given(program, each, self.part.keys), each.shape(modes))
-        taken = {s: np.broadcast_to(outputs[f"bytes {s}"], (modes, len(some))).take(where, 1) for s in self.shardings}
+        taken = {
+            s: np.broadcast_to(outputs[f"required {s}"], (modes, len(some))).take(where, 1) for s in self.shardings
+        }
         outputs = program.run(self._given(program, own, self.part.keys), own.shape(modes))
         for sharding, device_bytes in taken.items():
-            assert np.array_equal(device_bytes, np.broadcast_to(outputs[f"bytes {sharding}"], (modes, len(asked))))
+            assert np.array_equal(device_bytes, np.broadcast_to(outputs[f"required {sharding}"], (modes, len(asked))))
         spared, compared = spared + len(asked) - len(some), compared + 1
         # What is found to fit is kept from the search: what it takes in seconds is nothing to its bytes.
         for _ in fitting(self, rows, cells, at):

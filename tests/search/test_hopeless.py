@@ -49,7 +49,7 @@ def test_no_plan_takes_less_than_its_state(model: str, job: str, stack: str, mon
         program, modes = self.composition.memory, self.evaluator.num_modes
         outputs = program.run(self._given(program, cells, self.part.keys), cells.shape(modes))
         for sharding in self.shardings:
-            device_bytes = np.broadcast_to(outputs[f"bytes {sharding}"], (modes, len(cells.rows)))
+            device_bytes = np.broadcast_to(outputs[f"required {sharding}"], (modes, len(cells.rows)))
             assert (state <= device_bytes * (1 + 1e-12)).all(), sharding
             judged += device_bytes.size
         # Nothing is said to fit: what plans take in seconds is nothing to their bytes.

@@ -170,7 +170,7 @@ def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     bytes_of["temporaries"] += allocated - memory.peak
     pool = (reserved_bytes(stack, memory), memory.peak)
     device, sizes = report.case.cluster.device, report.evaluation.sizes
-    shown = device_bytes(stack, device, sizes, pool, report.case.workspace_bytes)
+    shown, _ = device_bytes(stack, device, sizes, pool, report.case.workspace_bytes)
     # Where the device is full the allocator has given back what was free.
     bytes_of["allocator"] = min(reserved, shown - outside_bytes(stack, device, sizes)) - allocated
     bytes_of["context"] = shown - allocated - bytes_of["allocator"]

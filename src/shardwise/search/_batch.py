@@ -64,7 +64,7 @@ class PlanBatch:
     """Evaluated plans of one schedule, number of chunks and sharding: seconds and bytes, which fit, and their keys.
 
     Arrays have one shape, or broadcast to it; `group` is the number of a plan's degrees in `degrees`, `key` takes
-    its flat index. Bytes that the host of a node lacks are told where every plan is timed.
+    its flat index. Bytes that a device has to have and that a host lacks are told where every plan is timed.
     """
 
     step_seconds: Any
@@ -74,6 +74,7 @@ class PlanBatch:
     group: Any
     degrees: Mapping[DegreesKey, int]
     key: Any
+    required_bytes: Any = 0.0
     host_short_bytes: Any = 0.0
 
 

@@ -188,7 +188,7 @@ class Composition:
         for sharding in group:
             case = self.cases[sharding]
             if case.recipe.optimizer.paged:
-                moved = moved_pages(*self._device_bytes(case, given)[1:], case.cluster.device.usable_memory_bytes)
+                moved = moved_pages(*self._device_bytes(case, given)[1:3], case.cluster.device.usable_memory_bytes)
                 piped = replace(piped, job=replace(job, paging=paging_seconds(machine, moved)))
             outputs[f"step {sharding}"] = with_update(machine, sizes, case.recipe, own, stages, piped).total
         return outputs
@@ -197,17 +197,17 @@ class Composition:
         outputs = dict[str, Any]()
         for sharding in self.shardings:
             case = self.cases[sharding]
-            hosted, paged, device = self._device_bytes(case, given)
+            hosted, paged, device, required = self._device_bytes(case, given)
             room, moved = case.cluster.device.usable_memory_bytes, 0.0
             if case.recipe.optimizer.paged:
                 moved = moved_pages(paged, device, room)
                 device = device + resident_pages(paged, device, room)
             if case.cluster.host_memory_bytes and case.recipe.uses_host:
                 short = self._short(given.sizes, hosted + moved)
-                outputs |= {f"device {sharding}": device, f"short {sharding}": maximum(short, 0.0)}
+                outputs[f"short {sharding}"] = maximum(short, 0.0)
                 # So that every limit of bytes rejects the plan, by as much as the host lacks.
-                device = above(short, 0.0, maximum(device, room) + short, device)
-            outputs[f"bytes {sharding}"] = device
+                required = above(short, 0.0, maximum(required, room) + short, required)
+            outputs |= {f"device {sharding}": device, f"required {sharding}": required}
         return outputs
 
     def _short(self, sizes: PlanSizes[Any], hosted: Any) -> Any:
@@ -216,13 +216,13 @@ class Composition:
         sharing = minimum(sizes.tp * sizes.tp2 * sizes.cp * sizes.pp * sizes.dp, cluster.devices_per_node)
         return hosted * sharing - cluster.host_memory_bytes
 
-    def _device_bytes(self, case: TrainingCase, given: _Symbols) -> tuple[Any, Any, Any]:
-        """Bytes on the host for a device, of optimizer state that may leave it, and those that it has to hold."""
+    def _device_bytes(self, case: TrainingCase, given: _Symbols) -> tuple[Any, Any, Any, Any]:
+        """Bytes on the host for a device, of optimizer state that may leave it, those it shows and has to have."""
         memory, stages = given.memory_of(case), given.stages
         reserved, workspace = reserved_of(case.stack, stages, memory), case.workspace_at(given.sizes.tp)
         pool = (reserved, peak_of(stages, memory))
-        device = device_bytes(case.stack, case.cluster.device, given.sizes, pool, workspace)
-        return hosted_of(stages, memory), paged_of(stages, memory), device
+        shown, required = device_bytes(case.stack, case.cluster.device, given.sizes, pool, workspace)
+        return hosted_of(stages, memory), paged_of(stages, memory), shown, required
 
     @cached_property
     def least(self) -> Program:
@@ -256,15 +256,14 @@ class Composition:
         return self._program(f"state {self.form_of_all}", outputs)
 
     def _state(self, case: TrainingCase) -> Any:
-        """Bytes of a device whose stage holds weights, gradients and optimizer state alone, as the update finds it."""
+        """Bytes that weights, gradients and optimizer state alone require of a device, as the update finds it."""
         memory = self._flat.memory_of(case)
         states = [m.weights + m.gradients + m.optimizer for m in memory]
         least = tuple(replace(m, peak=one, fragmented=one) for m, one in zip(memory, states, strict=True))
         stages = self._flat.stages
         pool = (reserved_of(case.stack, stages, least), peak_of(stages, least))
-        return device_bytes(
-            case.stack, case.cluster.device, self._flat.sizes, pool, case.workspace_at(self._flat.sizes.tp)
-        )
+        workspace = case.workspace_at(self._flat.sizes.tp)
+        return device_bytes(case.stack, case.cluster.device, self._flat.sizes, pool, workspace)[1]
 
     @cached_property
     def whole(self) -> Program:

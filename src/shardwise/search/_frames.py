@@ -75,14 +75,14 @@ def _grid_columns(grid: PlanGrid, options: SearchOptions, most: int) -> dict[str
             legal = np.flatnonzero(batch.fits)
             keys.append(batch.key.table(legal)[:, AHEAD:])
             # Copies: the next batch is computed in the same memory.
-            columns = batch.step_seconds, batch.device_bytes, batch.host_short_bytes
+            columns = batch.step_seconds, batch.device_bytes, batch.required_bytes, batch.host_short_bytes
             numbers.append([column.reshape(-1)[legal] for column in columns])
             count += len(legal)
             if count > most:
                 rule = f"has more than {MOST_ROWS:,} legal plans"
                 raise InputError([Problem("space", None, rule, "name fewer values, such as tp 1..8")])
     table = np.concatenate(keys) if keys else np.zeros((0, len(FIELDS)), np.int64)
-    numbers_of = [np.concatenate(some) for some in zip(*numbers, strict=True)] or [np.zeros(0)] * 3
+    numbers_of = [np.concatenate(some) for some in zip(*numbers, strict=True)] or [np.zeros(0)] * 4
     return {**_plan_columns(grid.space, table), **_answers(grid.case, options.risk, table[:, 0], numbers_of)}
 
 
@@ -97,7 +97,7 @@ def _plan_columns(space: Any, table: Any) -> dict[str, Any]:
 
 def _answers(case: TrainingCase, risk: float, devices: Any, parts: Sequence[Any]) -> dict[str, Any]:
     """Return seconds, bytes, rates and dollars of plans."""
-    step, device, short = parts
+    step, device, required, short = parts
     rate = case.job.tokens_per_step / step / devices
     limit, band, usable_bytes = case.cluster.device.usable_memory_bytes, case.memory_band, short == 0
     columns = {
@@ -106,7 +106,7 @@ def _answers(case: TrainingCase, risk: float, devices: Any, parts: Sequence[Any]
         "host_short_bytes": short,
         "tokens_per_second_per_gpu": rate,
         "fits": usable_bytes & (device <= limit),
-        "fits_at_risk": usable_bytes & (device * max(1.0, band.at(risk)) <= limit),
+        "fits_at_risk": usable_bytes & (required * max(1.0, band.at(risk)) <= limit),
     }
     price = case.cluster.usd_per_device_hour
     if price is not None and case.job.run_tokens:

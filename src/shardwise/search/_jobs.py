@@ -217,16 +217,17 @@ class Job:
         program = composition.whole
         outputs = program.run(self._given(program, cells, table), cells.shape(modes))
         for sharding in composition.shardings:
-            device_bytes = np.broadcast_to(outputs[f"bytes {sharding}"], (modes, len(chosen)))
-            legal, fits = self._judged(sharding, chosen, device_bytes)
+            required = np.broadcast_to(outputs[f"required {sharding}"], (modes, len(chosen)))
+            legal, fits = self._judged(sharding, chosen, required)
             shape = (modes, len(cells.row))
             self.evaluator.counts.evaluated += modes * int(np.count_nonzero(legal[cells.row]))
             if fits.any():
-                device, short = outputs.get(f"device {sharding}", device_bytes), outputs.get(f"short {sharding}", 0.0)
+                device, short = outputs[f"device {sharding}"], outputs.get(f"short {sharding}", 0.0)
                 yield PlanBatch(
                     step_seconds=np.broadcast_to(outputs[f"step {sharding}"], shape),
-                    device_bytes=np.broadcast_to(device, device_bytes.shape).take(cells.row, axis=-1),
-                    host_short_bytes=np.broadcast_to(short, device_bytes.shape).take(cells.row, axis=-1),
+                    device_bytes=np.broadcast_to(device, required.shape).take(cells.row, axis=-1),
+                    required_bytes=required.take(cells.row, axis=-1),
+                    host_short_bytes=np.broadcast_to(short, required.shape).take(cells.row, axis=-1),
                     fits=fits.take(cells.row, axis=-1),
                     key=self._keys(cells, sharding),
                     **self._kind(chosen[cells.row]),
@@ -238,8 +239,8 @@ class Job:
         outputs = composition.memory.run(self._given(composition.memory, cells, self.part.keys), cells.shape(modes))
         bytes_of, fits = {}, {}
         for s in composition.shardings:
-            bytes_of[s] = np.broadcast_to(outputs[f"bytes {s}"], (modes, size))
-            fits[s] = self._judged(s, rows, bytes_of[s], at)[1]
+            bytes_of[s] = np.broadcast_to(outputs[f"device {s}"], (modes, size))
+            fits[s] = self._judged(s, rows, np.broadcast_to(outputs[f"required {s}"], (modes, size)), at)[1]
         mine = np.flatnonzero(reduce(np.logical_or, fits.values()).any(axis=0))
         if len(mine):
             there = mine if at is None else at[mine]
@@ -336,34 +337,34 @@ class Job:
         schedule, _, vpp = self.composed
         return PlanKeys(self.columns, self.evaluator.grid, (schedule, vpp, sharding), cells)
 
-    def _judged(self, sharding: str, chosen: Any, device_bytes: Any, at: Any = None) -> tuple[Any, Any]:
+    def _judged(self, sharding: str, chosen: Any, required: Any, at: Any = None) -> tuple[Any, Any]:
         """Return which rows have the sharding as a choice and which plans of them fit, and count them.
 
         `at` is where bytes of each row are, if not in their order.
         """
         evaluator, places = self.evaluator, self.columns["places"][chosen]
-        legal, within = self.legal[sharding][chosen], device_bytes <= evaluator.limit_bytes
+        legal, within = self.legal[sharding][chosen], required <= evaluator.limit_bytes
         fits = (within if at is None else within.take(at, axis=1)) & legal
         fitting = exact_sum(sum(mode.view(np.int8) for mode in fits) * places)
         evaluator.counts.fitting += fitting
         evaluator.counts.too_large += exact_sum(places * legal) * evaluator.num_modes - fitting
         near = evaluator.nearest
         # Seldom is one short of less than all before.
-        if near is None or np.count_nonzero(device_bytes <= near.value) > np.count_nonzero(within):
-            whole = device_bytes if at is None else device_bytes.take(at, axis=1)
+        if near is None or np.count_nonzero(required <= near.value) > np.count_nonzero(within):
+            whole = required if at is None else required.take(at, axis=1)
             self._miss(sharding, chosen, whole, legal & ~fits)
         return legal, fits
 
-    def _miss(self, sharding: str, chosen: Any, device_bytes: Any, missed: Any) -> None:
+    def _miss(self, sharding: str, chosen: Any, required: Any, missed: Any) -> None:
         """Note the plan that is short of the least memory."""
         evaluator = self.evaluator
         if evaluator.nearest is not None:
-            missed = missed & (device_bytes <= evaluator.nearest.value)
+            missed = missed & (required <= evaluator.nearest.value)
         if not missed.any():
             return
-        least = float(device_bytes[missed].min())
+        least = float(required[missed].min())
         schedule, _, vpp = self.composed
-        for mode, row in zip(*np.nonzero(missed & (device_bytes == least)), strict=True):
+        for mode, row in zip(*np.nonzero(missed & (required == least)), strict=True):
             values = {name: v[chosen[row]] for name, v in self.columns.items()}
             place = int(evaluator.grid.places.start[values["base"]])
             key = key_of(values, evaluator.grid, (schedule, vpp, sharding), int(mode), place)

@@ -120,8 +120,10 @@ class Remedies:
 
     def _missing(self, legal: Sequence[Near]) -> Iterator[RejectedPlan]:
         """Yield those of some plans beside the best one that do not fit or miss a limit."""
-        for (field, plan), (needed, seconds) in zip(legal, measured(self.grid, [p for _, p in legal]), strict=True):
-            ratios = {TOO_LARGE: needed / self.limit_bytes, **self._ratios(seconds, needed, plan.num_devices)}
+        for (field, plan), (required, shown, seconds) in zip(
+            legal, measured(self.grid, [p for _, p in legal]), strict=True
+        ):
+            ratios = {TOO_LARGE: required / self.limit_bytes, **self._ratios(seconds, shown, plan.num_devices)}
             name = next((name for name, ratio in ratios.items() if ratio > 1), "")
             if name:
                 yield RejectedPlan(
@@ -130,7 +132,7 @@ class Remedies:
                     base=0,
                     value=getattr(plan, field),
                     step_seconds=seconds,
-                    device_bytes=needed,
+                    device_bytes=shown,
                     miss=ratios[name] - 1,
                 )
 
@@ -181,11 +183,11 @@ class Remedies:
         if nearest is None or self.best:
             return ""
         lacks = nearest.verdict.host_short_by_bytes
-        short = f"the nearest is {nearest.device_bytes / self.limit_bytes - 1:.1%} short"
+        short = f"the nearest is {nearest.verdict.required_bytes / self.limit_bytes - 1:.1%} short"
         if lacks:
             short = f"the nearest lacks {show_bytes(lacks)} on the host of a node"
         smaller = [
-            c for c in nearest.changes if c.needed_bytes <= self.limit_bytes and c.field in ("recompute", "sharding")
+            c for c in nearest.changes if c.required_bytes <= self.limit_bytes and c.field in ("recompute", "sharding")
         ]
         if smaller and not lacks:
             slower = smaller[0].step_seconds / nearest.step_seconds - 1
@@ -194,7 +196,7 @@ class Remedies:
         for field, value in fewer.items():
             changes: dict[str, Any] = {field: value}
             one = report_of(replace(nearest.case, job=replace(nearest.job, **changes)), ())
-            if one.device_bytes <= self.limit_bytes and not one.verdict.host_short_by_bytes:
+            if one.verdict.required_bytes <= self.limit_bytes and not one.verdict.host_short_by_bytes:
                 pace = _pace(nearest.step_seconds, one.step_seconds)
                 return f"{short}: --{field} {value} fits ({show_bytes(one.device_bytes)}), {pace}"
         tried = " nor ".join(f"--{field} {value}" for field, value in fewer.items())
@@ -333,23 +335,28 @@ def report_on(grid: PlanGrid, plan: Plan) -> TrainReport:
     return report_of(case_of(grid, plan), (), grid.priced.setdefault(plan.num_devices, PricedBlocks()))
 
 
-def measured(grid: PlanGrid, plans: Sequence[Plan]) -> list[tuple[float, float]]:
-    """Return bytes on a device and seconds of a step of legal plans on as many devices, those alike as columns."""
+def measured(grid: PlanGrid, plans: Sequence[Plan]) -> list[tuple[float, float, float]]:
+    """Return the bytes that a device has to have and shows, and seconds of a step, of legal plans on as many devices.
+
+    Those alike are evaluated as columns.
+    """
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, plan in enumerate(plans):
         groups.setdefault(structure(plan), []).append(place)
-    values: dict[int, tuple[float, float]] = {}
+    values: dict[int, tuple[float, float, float]] = {}
     for places in groups.values():
         if len(places) < _COLUMN:
-            reports = [report_on(grid, plans[place]) for place in places]
-            values |= {p: (r.device_bytes, r.step_seconds) for p, r in zip(places, reports, strict=True)}
+            for place in places:
+                one = report_on(grid, plans[place])
+                values[place] = one.evaluation.required, one.device_bytes, one.step_seconds
             continue
         some = [plans[place] for place in places]
         case = case_of(grid, some[0])
         with np.errstate(all="ignore"):
             evaluated = evaluate_columns(case, some)
-            needed = evaluated.needed + evaluated.resident
-        columns = (np.broadcast_to(column, len(some)).tolist() for column in (needed, evaluated.step.total))
+            shown = evaluated.needed + evaluated.resident
+        numbers = evaluated.required, shown, evaluated.step.total
+        columns = (np.broadcast_to(column, len(some)).tolist() for column in numbers)
         values |= dict(zip(places, zip(*columns, strict=True), strict=True))
     return [values[place] for place in range(len(plans))]
 

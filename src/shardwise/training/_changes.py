@@ -69,6 +69,8 @@ class Change:
     needed_bytes: float
     step_seconds: float
     fits: bool
+    required_bytes: float = 0.0
+    """What of `needed_bytes` the device has to have."""
     host_needed_bytes: float = 0.0
     stack: str = ""
     offload: tuple[str, ...] = ()
@@ -162,6 +164,7 @@ def _change(field: str, value: object, answer: JudgedPlan, **more: Any) -> Chang
         field=field,
         value=value,
         needed_bytes=answer.device_bytes,
+        required_bytes=answer.verdict.required_bytes,
         step_seconds=answer.step_seconds,
         fits=answer.fits,
         host_needed_bytes=answer.verdict.host_needed_bytes,

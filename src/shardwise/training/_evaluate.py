@@ -1,7 +1,4 @@
-"""One fold for numbers, columns and traced numbers.
-
-From a model, a cluster and the sizes of plans to memory and time.
-"""
+"""One fold for numbers, columns and traced numbers: from a model, a cluster and sizes of plans to memory and time."""
 
 from __future__ import annotations
 
@@ -42,8 +39,9 @@ class Evaluation(Generic[X]):
     memory: tuple[StageMemory[X], ...]
     peak: X
     reserved: X
+    required: X
     needed: X
-    """What a device has to hold: all that it shows but `resident` pages of optimizer state, which may leave it."""
+    """All that a device shows but `resident` pages of optimizer state; what of it may not leave is `required`."""
     resident: X
     moved: X
     """Pages that an update moves onto the device, and as many off it."""
@@ -332,18 +330,20 @@ def evaluate(
     parts = padded(case.recipe, sizes, tables.parts)
     memory = memory_of(case, sizes, parts, stages)
     reserved, paged, peak = reserved_of(case.stack, stages, memory), paged_of(stages, memory), peak_of(stages, memory)
-    device = device_bytes(case.stack, case.cluster.device, sizes, (reserved, peak), case.workspace_at(sizes.tp))
-    room = case.cluster.device.usable_memory_bytes
+    chip, workspace = case.cluster.device, case.workspace_at(sizes.tp)
+    device, required = device_bytes(case.stack, chip, sizes, (reserved, peak), workspace)
+    room = chip.usable_memory_bytes
     moved = moved_pages(paged, device, room)
     job = step_job(case, parts, send_of(case, machine, sizes, tables.boundary_bytes))
-    job = replace(job, paging=paging_seconds(machine, moved) if case.recipe.optimizer.paged else 0.0)
-    job = replace(job, spared=spared_seconds(case, machine, sizes, parts, stages))
+    paging = paging_seconds(machine, moved) if case.recipe.optimizer.paged else 0.0
+    job = replace(job, paging=paging, spared=spared_seconds(case, machine, sizes, parts, stages))
     return Evaluation(
         stages=stages,
         memory=memory,
         peak=peak,
         reserved=reserved,
         needed=device,
+        required=required,
         resident=resident_pages(paged, device, room),
         moved=moved,
         step=step_seconds(machine, sizes, case.recipe, parts, stages, job),

@@ -261,13 +261,17 @@ def outside_bytes(stack: Stack, device: Device, sizes: PlanSizes[X]) -> X:
     return axes * stack.communicator_bytes + (stack.context_bytes(device) + stated)
 
 
-def device_bytes(stack: Stack, device: Device, sizes: PlanSizes[X], pool: tuple[X, X], workspace: X | float) -> X:
-    """Return the bytes that a device shows; `pool` is what the allocator reserves where there is room, and its tensors.
+def device_bytes(
+    stack: Stack, device: Device, sizes: PlanSizes[X], pool: tuple[X, X], workspace: X | float
+) -> tuple[X, X]:
+    """Return the bytes that a device shows, and those of them that it has to have.
 
-    Before it fails it gives back the blocks that are free, and asks again (c10/cuda/CUDACachingAllocator.cpp
-    release_cached_blocks): it ends at the device, where tensors and what lies between them are no more than that.
+    `pool` is what the allocator reserves where there is room, and its tensors. Before it fails it gives back the blocks
+    that are free, and asks again (c10/cuda/CUDACachingAllocator.cpp release_cached_blocks): what is required are
+    tensors and what lies between them, and what is shown ends at the device where they are no more than that.
     """
     reserved, peak = pool
     over = stack.reserved_over_allocated
     outside = outside_bytes(stack, device, sizes) + workspace * over
-    return minimum(reserved + outside, maximum(peak * over + outside, device.usable_memory_bytes))
+    required = peak * over + outside
+    return minimum(reserved + outside, maximum(required, device.usable_memory_bytes)), required

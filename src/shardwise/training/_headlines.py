@@ -26,12 +26,14 @@ from shardwise.training._step import scoring_seconds
 class Verdict:
     """Whether a plan fits: bytes of the device, of the plan, and what dominates; the same of the host of a node.
 
-    A `host_limit_bytes` of 0 is not known, and taken to be enough.
+    `required_bytes` are those of the plan that may not leave the device: free blocks of the allocator and pages of the
+    optimizer may. A `host_limit_bytes` of 0 is not known, and taken to be enough.
     """
 
     fits: bool
     limit_bytes: float
     needed_bytes: float
+    required_bytes: float
     dominant: str
     host_limit_bytes: float = 0.0
     host_needed_bytes: float = 0.0
@@ -40,6 +42,10 @@ class Verdict:
     def short_by_bytes(self) -> float:
         """Bytes that are missing; negative when there is room."""
         return self.needed_bytes - self.limit_bytes
+
+    def chance(self, band: Band) -> float:
+        """Return the chance that the device has what is required, as runs were off; 0 where the host lacks some."""
+        return 0.0 if self.host_short_by_bytes else band.chance(self.limit_bytes / self.required_bytes)
 
     @property
     def host_short_by_bytes(self) -> float:
@@ -253,9 +259,13 @@ def most_chosen(model: Model) -> int:
 
 
 def intervals(
-    headlines: Mapping[str, float | None], known: Conditions, memory: Band, floor_seconds: float
+    headlines: Mapping[str, float | None], known: Conditions, case: TrainingCase, floor_seconds: float
 ) -> dict[str, tuple[float, float, float]]:
-    """Return 10 %, median and 90 % of every headline of a plan; no step is shorter than the floor."""
+    """Return 10 %, median and 90 % of every headline of a plan; no step is shorter than the floor.
+
+    A device shows no more than its limit, unless more of `required_bytes` than that are off as much.
+    """
+    memory, limit = case.memory_band, case.cluster.device.usable_memory_bytes
     seconds, band = headlines["step_seconds"] or 0.0, band_of("step_seconds", known)
     least = min(floor_seconds, seconds)
     low, typical, high = (max(seconds * factor, least) / seconds for factor in (band.low, band.typical, band.high))
@@ -269,4 +279,7 @@ def intervals(
     for name in BYTES:
         value = headlines[name] or 0.0
         intervals_of[name] = value * memory.low, value * memory.typical, value * memory.high
-    return intervals_of
+    required = headlines["required_bytes"] or 0.0
+    most = (max(required * factor, limit) for factor in (memory.low, memory.typical, memory.high))
+    low, typical, high = map(min, intervals_of["device_bytes"], most)
+    return intervals_of | {"device_bytes": (low, typical, high)}

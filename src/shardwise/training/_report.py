@@ -119,6 +119,7 @@ class TrainReport(Card):
             host_needed_bytes=host,
             limit_bytes=limit,
             needed_bytes=self.device_bytes,
+            required_bytes=self.evaluation.required,
             dominant=max(sizes, key=lambda n: sizes[n]),
         )
 
@@ -241,8 +242,8 @@ class TrainReport(Card):
 
     def _intervals(self, assumed: bool) -> dict[str, tuple[float, float, float]]:
         headlines = {name: getattr(self, name) for name in (*_headlines.GROWING, *_headlines.SHRINKING, "device_bytes")}
-        headlines |= {"memory.peak_bytes": self.allocated_bytes}
-        return _headlines.intervals(headlines, self.conditions_for(assumed), self.case.memory_band, self._least_seconds)
+        headlines |= {"memory.peak_bytes": self.allocated_bytes, "required_bytes": self.evaluation.required}
+        return _headlines.intervals(headlines, self.conditions_for(assumed), self.case, self._least_seconds)
 
     @cached_property
     def conditions(self) -> Conditions:
@@ -261,10 +262,8 @@ class TrainReport(Card):
 
     @property
     def chance_to_fit(self) -> float:
-        """Chance that measured over predicted bytes stays below what the device has; 0 where the host lacks some."""
-        if self.verdict.host_short_by_bytes:
-            return 0.0
-        return self.case.memory_band.chance(self.verdict.limit_bytes / self.evaluation.needed)
+        """Chance that the device has what is required, as published runs were off; 0 where the host lacks some."""
+        return self.verdict.chance(self.case.memory_band)
 
     @typed
     def explain(self, what: str = "step") -> Traced:
