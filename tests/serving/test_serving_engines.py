@@ -337,12 +337,15 @@ def test_built_engines_multiply_8_bit_floats_faster_on_l40s() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "tensorrt-llm-0.12"])
 def test_long_prompts_in_8_bits_reach_what_the_tables_do(engine: str) -> None:
-    """Products of 16,384 tokens on H100 keep 0.63 to 0.70 of the peak, as tables do that add in the tensor cores."""
+    """Products of 16,384 tokens on H100 keep 0.63 to 0.70 of the peak, as tables do that add in the tensor cores.
+
+    A fiftieth less with the kernel that makes their inputs narrow.
+    """
     job = Serving(batch=2, input_tokens=8192, weights="fp8")
     report = ask("llama-3.1-70b", job, Plan(tp=2), "h100-sxm-80gb", engine=engine)
     block = report.case.model.layers[0].feed_forward
     flops = 2 * 2 * 8192 * 80 * block.ffn * 2 * 8192 / 2
-    assert 0.63 < flops / float(report.evaluation.prefill.roles["up"]) / 1979e12 < 0.70
+    assert 0.61 < flops / float(report.evaluation.prefill.roles["up"]) / 1979e12 < 0.70
 
 
 @pytest.mark.parametrize(("engine", "device"), [("sglang-0.5.15", "h100-sxm-80gb"), ("tensorrt-llm", "gb200")])
