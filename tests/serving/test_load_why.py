@@ -163,7 +163,7 @@ WORDS = ("serve", "llama-3.1-8b", "--on", "1xh100", "--rate", "2/s", "--requests
 def test_the_chance_that_was_asked_decides(risk: str, status: int) -> None:
     """A limit that is kept is not met where published runs make it less likely than was asked."""
     seconds = run(*WORDS, "--json").tree["tpot"]["mean_seconds"]
-    done = run(*WORDS, "--mean-tpot", f"{1.2 * seconds}s", "--risk", risk, "--json")
+    done = run(*WORDS, "--mean-tpot", f"{1.15 * seconds}s", "--risk", risk, "--json")
     assert done.status == status
     assert done.tree["limits"][0]["kept"] and done.tree["meets"] == (status == 0)
     assert 0 < done.tree["chance_to_meet"] <= done.tree["limits"][0]["chance"] < 1

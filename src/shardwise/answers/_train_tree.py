@@ -117,6 +117,7 @@ def _memory(report: TrainReport) -> dict[str, Any]:
         "peak_bytes": report.allocated_bytes,
         "reserved_bytes": report.reserved_bytes,
         "device_bytes": report.device_bytes,
+        "required_bytes": verdict.required_bytes,
         "host_bytes": report.host_bytes,
         "paged_bytes": max(report.evaluation.resident, report.evaluation.moved),
         "moved_pages_bytes": report.evaluation.moved,
