@@ -216,11 +216,16 @@ def test_a_message_to_a_neighbour_in_a_torus_has_one_link(devices: str, microsec
         ("256xtpu-v5e", 256, 1.0),
         ("8xtpu-v6e", 8, 2.0),
         ("8xtpu-v6e", 4, 4.0),
+        ("64xtpu-v5p", 2, 6.0),
+        ("64xtpu-v5p", 4, 3.0),
+        ("32xtpu-v5p", 2, 6.0),
+        ("32xtpu-v5p", 4, 6.0),
+        ("256xtpu-v5e", 4, 4.0),
         ("8xh100", 4, 0.0),
     ],
 )
 def test_a_group_in_a_torus_has_the_links_of_its_axes(devices: str, ranks: int, longer: float) -> None:
-    """Tensor parallelism lies along one axis of three or two; axes of less than a cube or pod are lines, not rings."""
+    """Tensor parallelism lies along one axis of three or two; axes of less than a cube or pod are lines, as pairs are."""
     torus = network_of(Cluster.parse(devices), Efficiencies()).links[0].wire("all_gather").torus
     assert (torus.slower("all_gather", ranks) if torus else 0.0) == longer
 

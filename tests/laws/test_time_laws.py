@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from laws.helpers import SLACK, evaluated, seconds, tried
 from laws.strategies import ANY, Wanted, cases, problems_of, refilled
+from shardwise.cost._torus import Torus, torus_of
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster, device_names, find_device
 from shardwise.ledger.op import Collective
@@ -136,14 +137,23 @@ def test_a_pipeline_that_keeps_weights_gathered_waits_for_them_once() -> None:
     assert two.step_seconds >= one.step_seconds + 0.8 * slowest
 
 
+def _closed(case: TrainingCase) -> bool:
+    """Return whether devices are joined in a torus whose axes are rings."""
+    torus = torus_of(case.cluster)
+    return isinstance(torus, Torus) and torus.axis_links > 1
+
+
 def _same_links(before: TrainingCase, after: TrainingCase) -> bool:
     """Return whether more ranks of a group bring it no other links, and no fewer cores to what it hides.
 
     What may take less is no part of the law: ranks that fill domains which were cut, or a mesh, have more links between
-    them; a switch that reduces sends (1 + 1/n) of a tensor; and NCCL starts fewer channels, each on a core, for a group
-    that has left its node than within it.
+    them; axes of a torus, lines in a part of a cube or pod, close to rings in a whole one; a switch that reduces sends
+    (1 + 1/n) of a tensor; and NCCL starts fewer channels, each on a core, for a group that has left its node than
+    within it.
     """
     first = before.cluster.tiers[0]
+    if _closed(before) != _closed(after):
+        return False
     fewer, more = (sizes_of(one.plan, one.job.global_batch, one.domains).group_shapes for one in (before, after))
     for name, old in fewer.items():
         new = more[name]
