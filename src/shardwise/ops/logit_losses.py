@@ -72,7 +72,10 @@ LOGIT_LOSSES: Mapping[str, LogitLoss] = MappingProxyType({
     # gradients that the head has of each are added up (modules/loss/ce_chunked_output_loss.py, num_output_chunks).
     "chunked-compiled": LogitLoss(traffic=(8, 8), kept=0, pieces=8),
     # torchtitan since 2025: forward reads the 16-bit logits in one reduction, backward reads them and writes theirs.
-    "compiled": LogitLoss(traffic=(8, 8), kept=0),
+    # Where ranks share the vocabulary, the messages between its steps keep them from being one: forward ends with the
+    # 16-bit logits, those less their maximum in fp32 and their log-softmax, 10 in all, of which backward has the last
+    # and the gradient (torch/distributed/tensor/parallel/loss.py under torch.compile; allocations followed, 2.14.1).
+    "compiled": LogitLoss(traffic=(8, 8), kept=0, shared=6),
     # torchtune with torch.compile: so the fp32 logits that the model returns.
     "compiled-fp32": LogitLoss(traffic=(10, 14), backward=4, gradient=False),
     # One fp32 copy, which turns into the gradient.
