@@ -102,7 +102,9 @@ class _LazyInit:
 
 
 # Frozen records of so many fields are filled as their open twin; below that the two changes of class cost more.
-_MANY = 6
+_MANY = 4
+# Changes the class of a record that is frozen.
+_BECOME = object.__dict__["__class__"].__set__
 
 
 def _open_twin(cls: Any) -> type | None:
@@ -120,7 +122,7 @@ def _open_twin(cls: Any) -> type | None:
 def _init(cls: type, named: tuple[Field[Any], ...], frozen: bool, twinned: bool) -> Callable[..., None]:
     """Return the `__init__` of some fields; defaults are names of the scope that it is compiled in."""
     twin = _open_twin(cls) if twinned else None
-    scope: dict[str, Any] = {"put": object.__setattr__, "absent": MISSING, "__twin": twin}
+    scope: dict[str, Any] = {"put": object.__setattr__, "absent": MISSING, "__twin": twin, "__become": _BECOME}
     given: dict[bool, list[str]] = {False: [], True: []}
     lines = []
     for f in named:
@@ -137,7 +139,7 @@ def _init(cls: type, named: tuple[Field[Any], ...], frozen: bool, twinned: bool)
             continue
         lines.append(f"put(self, {name!r}, {value})" if frozen and not twin else f"self.{name} = {value}")
     if twin:
-        lines = ["__kind = self.__class__", "put(self, '__class__', __twin)", *lines, "self.__class__ = __kind"]
+        lines = ["__kind = self.__class__", "__become(self, __twin)", *lines, "self.__class__ = __kind"]
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     last = ["*", *given[True]] if given[True] else []
