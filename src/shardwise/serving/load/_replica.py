@@ -22,6 +22,9 @@ from shardwise.serving.load._simulate import Scheduler
 from shardwise.serving.load._state import Follow, Stage
 from shardwise.serving.load._steps import StepTable
 
+# Whether somebody keeps objects frozen, once that was seen: to count them walks through all of them.
+_FROZEN: list[bool] = []
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:
@@ -33,9 +36,11 @@ def uncollected() -> Iterator[None]:
     finally:
         if was:
             # What was made meanwhile is old at once: the next collection of young objects has none of it.
-            if not gc.get_freeze_count():
+            if not _FROZEN and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
+            elif not _FROZEN:
+                _FROZEN.append(True)
             gc.enable()
 
 
