@@ -19,6 +19,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.errors import StopTest, UnsatisfiedAssumption
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.conjecture.data import ConjectureData
+from hypothesis.internal.conjecture.engine import ConjectureRunner, ExitReason
 from hypothesis.strategies import DataObject
 
 # Objects made between two looks for dead cycles. Records of a prediction and items of a collection live long: to look
@@ -86,27 +88,41 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 # How many more examples each law of which some are tried is asked of, and how many at first.
 _LEFT: dict[Any, float] = {}
 _FIRST: dict[Any, int] = {}
+# The laws that were asked of their part in the item that runs.
+_ASKED: set[Any] = set()
+_ASK = ConjectureRunner.test_function
+
+
+def _ask(runner: ConjectureRunner, data: ConjectureData) -> None:
+    """End a run whose law was asked of its part: further examples would be drawn for nothing."""
+    if _ASKED:
+        runner.exit_with(ExitReason.finished)
+    _ASK(runner, data)
+
+
+ConjectureRunner.test_function = _ask
 
 
 def _first_examples(law: Callable[..., None], most: int) -> Callable[..., None]:
     """Return a law that is asked of the first examples of a run: fewer `max_examples` would be others, not a part.
 
-    A law that draws while it runs is asked of all: hypothesis has each example draw as it did before.
+    A law that draws while it runs is asked of all.
     """
 
     @wraps(law)
     def asked(*args: Any, **kwargs: Any) -> None:
-        _LEFT[asked] -= 1
-        if _LEFT[asked] < 0 and not any(isinstance(value, DataObject) for value in kwargs.values()):
-            return
         try:
             law(*args, **kwargs)
         except (UnsatisfiedAssumption, StopTest):
+            # What a law does not speak of is none of its examples.
             raise
         except BaseException:
             # What breaks it is tried again and made smaller.
             _LEFT[asked] = math.inf
             raise
+        _LEFT[asked] -= 1
+        if _LEFT[asked] <= 0 and not any(isinstance(value, DataObject) for value in kwargs.values()):
+            _ASKED.add(asked)
 
     _FIRST[asked] = most
     return asked
@@ -114,6 +130,7 @@ def _first_examples(law: Callable[..., None], most: int) -> Callable[..., None]:
 
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Let each item of a law have its first examples."""
+    _ASKED.clear()
     law = getattr(getattr(getattr(item, "obj", None), "hypothesis", None), "inner_test", None)
     if law in _FIRST:
         _LEFT[law] = _FIRST[law]
