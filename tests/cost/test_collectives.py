@@ -225,7 +225,7 @@ def test_a_message_to_a_neighbour_in_a_torus_has_one_link(devices: str, microsec
     ],
 )
 def test_a_group_in_a_torus_has_the_links_of_its_axes(devices: str, ranks: int, longer: float) -> None:
-    """Tensor parallelism lies along one axis of three or two; axes of less than a cube or pod are lines, as pairs are."""
+    """Tensor parallelism lies along one axis of three or two; pairs and axes of less than a cube or pod are lines."""
     torus = network_of(Cluster.parse(devices), Efficiencies()).links[0].wire("all_gather").torus
     assert (torus.slower("all_gather", ranks) if torus else 0.0) == longer
 

@@ -6,11 +6,12 @@ It stands beside the package and not in it, since laws know models, which plans 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from math import prod
 
 from shardwise.errors import Problem, Problems
 from shardwise.models import Model
-from shardwise.plans._capabilities import Refusal, every_nth, refusals, shown
+from shardwise.plans._capabilities import Capabilities, Refusal, every_nth, refusals, shown
 from shardwise.plans._laws import (
     MODULE_NAMES,
     all_blocks,
@@ -220,14 +221,26 @@ def stack_problems(stack: Stack, plan: Plan, **job: str) -> tuple[Problem, ...]:
     >>> [str(p) for p in stack_problems(find_stack("deepspeed"), Plan(pp=2, sharding="zero1"))]
     ['pp = 2: deepspeed does not split over this axis; use 1, or stack megatron or megatron-lm']
     """
-    return tuple(_stack_problem(stack, one, plan, job) for one in dict.fromkeys(refusals(stack.runs, plan, **job)))
+    own = tuple(dict.fromkeys(refusals(stack.runs, plan, **job)))
+    if not own:
+        return ()
+    refused = {name: {one.field for one in refusals(runs, plan, **job)} for name, runs in _frameworks().items()}
+    return tuple(_stack_problem(stack, one, plan, refused) for one in own)
 
 
-def _stack_problem(stack: Stack, one: Refusal, plan: Plan, job: Mapping[str, str]) -> Problem:
-    """Return the problem of one value, with the values of the framework and the frameworks that run it."""
+@cache
+def _frameworks() -> dict[str, Capabilities]:
+    """Return what each framework runs, of those that run the same the first."""
     known = {find_stack(name).runs: name for name in reversed(stack_names())}
-    refused = {name: {other.field for other in refusals(runs, plan, **job)} for runs, name in known.items()}
-    table = stack_table()
+    return {name: runs for runs, name in known.items()}
+
+
+def _stack_problem(stack: Stack, one: Refusal, plan: Plan, refused: Mapping[str, set[str]]) -> Problem:
+    """Return the problem of one value, with the values of the framework and the frameworks that run it.
+
+    `refused` has the fields of the plan that each framework refuses.
+    """
+    known, table = _frameworks(), stack_table()
     # Those that run the whole plan alone, where there are such: those that are released now, whose launch is written,
     # and who brought the sharding before others.
     ranks = {
@@ -235,7 +248,7 @@ def _stack_problem(stack: Stack, one: Refusal, plan: Plan, job: Mapping[str, str
             *(bool(refused[name]), not runs.current, not runs.exporter),
             *(plan.sharding not in table[name].get("brought", ()), stack_names().index(name)),
         )
-        for runs, name in known.items()
+        for name, runs in known.items()
     }
     trainers = [name for name in sorted(ranks, key=ranks.__getitem__) if not table[name].get("written_with")]
     able = [name for name in trainers if one.field not in refused[name]]

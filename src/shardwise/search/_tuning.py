@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 from shardwise.errors import InputError
 from shardwise.plans import find_stack, fine_tuners, usual_recompute
@@ -79,7 +79,7 @@ def _varied(
 
 def tuning_recipes(report: TrainReport) -> tuple[TuningRecipe, ...]:
     """Return every way that fits at the length that was asked, the quickest first; of equal ones the least bytes."""
-    ways = _fitting(report, combinations(report)) or _fitting(report, on_the_host(report))
+    ways = _fitting(report, combinations(report), {}) or _fitting(report, on_the_host(report), {})
     return tuple(_recipe(*way) for way in ways)
 
 
@@ -102,9 +102,10 @@ def shorter(report: TrainReport) -> TuningRecipe | None:
     The length is named among its flags.
     """
     short = changed(report, {"seq_len": STEP}) if report.job.seq_len > STEP else None
-    if short is None or not _hopeful(short):
+    known: _Reports = {}
+    if short is None or not _hopeful(short, known):
         return None
-    recipes = [_recipe(*way) for way in _fitting(short, (*combinations(short), *on_the_host(short)))]
+    recipes = [_recipe(*way) for way in _fitting(short, (*combinations(short), *on_the_host(short)), known)]
     best = max(recipes, key=lambda one: one.longest)
     then = changed(best.report, {"seq_len": best.longest})
     return replace(best, flags=f"--seq-len {best.longest} {best.flags}".strip(), report=then) if then else None
@@ -112,19 +113,40 @@ def shorter(report: TrainReport) -> TuningRecipe | None:
 
 def quickest(report: TrainReport) -> tuple[str, TrainReport] | None:
     """Return the flags and the report of the quickest way, None where not even the leanest few fit."""
-    if not _hopeful(report):
+    known: _Reports = {}
+    if not _hopeful(report, known):
         return None
-    ways = _fitting(report, combinations(report)) or _fitting(report, on_the_host(report))
+    ways = _fitting(report, combinations(report), known) or _fitting(report, on_the_host(report), known)
     return ways[0] if ways else None
 
 
-def _hopeful(report: TrainReport) -> bool:
-    """Return whether a way of 4 bits, a fused loss and full recomputation fits, or any where the job runs no such."""
+def _hopeful(report: TrainReport, known: _Reports) -> bool:
+    """Return whether a way of 4 bits, a fused loss and full recomputation fits, or any where the job runs no such.
+
+    The leanest, with its weights on the host, are tried first: one that fits is enough.
+    """
     ways = (*combinations(report), *on_the_host(report))
     leanest = {name: ways[-1][name] for name in ("base", "loss")}
     lean = [one for one in ways if one["recompute"] == "full" and leanest.items() <= one.items()]
-    reports = [one for one in (changed(report, changes) for changes in lean) if one is not None]
-    return any(one.fits for one in reports) if reports else bool(_fitting(report, ways))
+    runs = False
+    for changes in reversed(lean):
+        one = _reported(report, changes, known)
+        if one is not None and one.fits:
+            return True
+        runs = runs or one is not None
+    return not runs and bool(_fitting(report, ways, known))
+
+
+# Reports of one question by what is changed of it.
+_Reports: TypeAlias = dict[tuple[tuple[str, Any], ...], TrainReport | None]
+
+
+def _reported(report: TrainReport, changes: dict[str, Any], known: _Reports) -> TrainReport | None:
+    """Return a report with changes, made once."""
+    key = tuple(sorted(changes.items()))
+    if key not in known:
+        known[key] = changed(report, changes)
+    return known[key]
 
 
 def _under(report: TrainReport, name: str) -> TrainReport | None:
@@ -142,11 +164,11 @@ def _under(report: TrainReport, name: str) -> TrainReport | None:
     return None if other.unlaunched else other
 
 
-def _fitting(report: TrainReport, ways: Iterable[dict[str, Any]]) -> list[tuple[str, TrainReport]]:
+def _fitting(report: TrainReport, ways: Iterable[dict[str, Any]], known: _Reports) -> list[tuple[str, TrainReport]]:
     """Return the flags and the report of each way that fits, the quickest first; of equal ones the least bytes."""
     fitting, seen = [], set()
     for changes in ways:
-        one = changed(report, changes)
+        one = _reported(report, changes, known)
         # Two words may ask for what the framework does anyway, or of a model that has no loss over a vocabulary.
         key = one and (one.plan, one.case.tuning, one.step_seconds, one.device_bytes)
         if one is not None and one.fits and key not in seen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Generic, TypeAlias
 
 from shardwise.ledger.flow import flow
@@ -117,6 +118,7 @@ def partitioned(y: Layout[X], ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
     return tuple(ops_of_shares)
 
 
+@lru_cache(maxsize=64)
 def idle_layers(model: Model, tuning: Tuning | None) -> int:
     """Return how many layers at the start of a model have an input that needs no gradient.
 

@@ -139,9 +139,11 @@ def newton_schulz_flops(ops: Sequence[Op[X]], expert: bool, zero: X, adapter: bo
     """
     flops = zero
     for op in ops:
-        own = [w for w in op.weights if w.trainable and w.adapter is adapter]
-        matrices = [w for w in own if w.kind == "matrix" and w.expert is expert]
-        if matrices and op.kind in ("matmul", "grouped"):
+        if op.kind not in ("matmul", "grouped"):
+            continue
+        own = [w for w in op.weights if w.kind == "matrix" and w.expert is expert]
+        matrices = [w for w in own if w.trainable and w.adapter is adapter]
+        if matrices:
             small, large = minimum(op.columns, op.inner), maximum(op.columns, op.inner)
             flops = flops + total((w.elements for w in matrices), zero) * (20 * small + 10 * small * small / large)
     return flops
