@@ -285,6 +285,18 @@ def test_places_are_those_of_all_batches_in_stages_together() -> None:
     assert [one.outstanding for one in replica.entries] == [0]
 
 
+@pytest.mark.parametrize(("prefix", "places", "rate"), [(0, 8, 1.0), (1000, 32, 3.0)])
+def test_prompts_that_end_in_another_batch_take_no_more_than_all_places(prefix: int, places: int, rate: float) -> None:
+    """SGLang's prompts of two pieces end in every other batch, which is full: 36 ran of 32, or it was an IndexError."""
+    prompt, made = Length(mean=3000), Length(kind="lognormal", mean=32, cv=0.8)
+    asked = workload(rate, 1500, input_tokens=prompt, output_tokens=made, prefix_tokens=prefix)
+    job = Serving(max_sequences=places, max_batched_tokens=2048)
+    options = LoadOptions(serving=ServingOptions(engine="sglang"))
+    found = serve(load_model("llama-3.1-70b"), Cluster.parse("4xh100"), Plan(tp=2, pp=2), asked, job, options)
+    assert found.own_values()["running"]["max"] == places
+    assert len(found.requests) == 1500
+
+
 @pytest.mark.parametrize(("seed", "room"), [(5, 700.0), (7, 500.0), (11, 1000.0), (18, 500.0)])
 def test_who_is_sent_away_from_one_batch_in_stages_may_end_in_another(seed: int, room: float) -> None:
     """A cache of a part of what runs: everybody ends once. It failed where one went on in another batch."""

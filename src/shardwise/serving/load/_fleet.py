@@ -106,8 +106,8 @@ class Pool:
         """Return one replica, idle."""
         policy, lanes = self.policy, lanes_of(self.base.plan, self.policy.one_batch)
         cache = self.cache_tokens / (1 if policy.shared_waiting else lanes)
-        policy = policy if policy.shared_places else replace(policy, max_sequences=-(-policy.max_sequences // lanes))
-        engine = Replica(self.table, policy, cache, self.groups * lanes, follow, self.stage)
+        own = policy if policy.shared_places else replace(policy, max_sequences=-(-policy.max_sequences // lanes))
+        engine = Replica(self.table, own, cache, self.groups * lanes, follow, self.stage)
         return engine.through_stages(policy) if lanes > 1 else engine
 
 

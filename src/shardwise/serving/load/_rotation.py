@@ -23,7 +23,11 @@ from shardwise.serving.load._simulate import Scheduler
 
 
 class Rotation:
-    """Batches in turns: `run` makes the next one. Who waits is with the first of them between two turns."""
+    """Batches in turns: `run` makes the next one. Who waits is with the first of them between two turns.
+
+    The sequences of `policy` are those of all together, those of a batch's own policy its part of them: SGLang's
+    get_num_allocatable_reqs is the lesser of both (python/sglang/srt/managers/scheduler.py).
+    """
 
     def __init__(self, batches: list[Scheduler], policy: Policy) -> None:
         self.batches, self.policy = batches, policy
@@ -108,8 +112,8 @@ class Rotation:
         batch = self.batches[index]
         batch.others = running - batch.decoding
         batch.capacity = self.capacity - used + batch.used + batch.reserved
-        if self.policy.shared_places:
-            batch.places = self.policy.max_sequences - places + batch.decoding
+        # A prompt that is cut may end in a batch that is full, but not beyond the places of all.
+        batch.places = min(batch.policy.max_sequences, self.policy.max_sequences - places + batch.decoding)
         batch.allocated = self.front.allocated
 
     def _note(self) -> None:
