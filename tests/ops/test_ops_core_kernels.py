@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
+from command_line import run
 from ops.helpers import layout
 from shardwise import Cluster, Plan, Training, TrainingOptions, TrainReport, load_model, train
 from shardwise.ledger.flow import flow
+from shardwise.ops.attention import repeated
 from shardwise.ops.core import AttentionCore, AttentionMask
-from shardwise.ops.core_kernels import attention_core, lacks_kernel
+from shardwise.ops.core_kernels import attention_core, lacks_kernel, without_sdpa
 from shardwise.plans import find_stack
 from shardwise.training import TrainingCase, stated
 
-RUNS: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parents[1] / "data/tuning/sdpa_math.json").read_text(encoding="utf-8")
-)["runs"]
+DATA = Path(__file__).parents[1] / "data/tuning"
+RUNS: list[dict[str, Any]] = json.loads((DATA / "sdpa_math.json").read_text(encoding="utf-8"))["runs"]
+MASKED: list[dict[str, Any]] = json.loads((DATA / "sdpa_masks.json").read_text(encoding="utf-8"))["runs"]
 
 
 def _core(heads: int = 8, kv_heads: int = 2, width: int = 64, **more: Any) -> AttentionCore[Any]:
@@ -39,6 +41,37 @@ def test_steps_keep_what_torch_keeps(run: dict[str, Any]) -> None:
     core = _core(run["heads"], run["kv_heads"], run["key_dim"], value_dim=run["value_dim"])
     kept = {tensor.name: tensor.size_bytes for op in _ops(y, core) for tensor in op.saves}
     assert sum(kept.values()) == run["saved_bytes"]
+
+
+@pytest.mark.parametrize("run", MASKED, ids=lambda run: f"{run['path']}-{run['heads']}-{run['tokens']}-{run['dtype']}")
+def test_windows_and_sinks_keep_what_transformers_keeps(run: dict[str, Any]) -> None:
+    """The mask of each layer and repeated keys and values, or a softmax with its sinks, to the byte of the hooks."""
+    tokens, heads, kv, dim = run["tokens"], run["heads"], run["kv_heads"], run["head_dim"]
+    wide = 4 if run["dtype"] == "float32" else 2
+    work = {"B": run["sequences"], "S": tokens, "activation_bytes": wide, "dtype": "tf32" if wide == 4 else "bf16"}
+    limits = {"mask": AttentionMask(window=run["window"])} if run["path"] == "sdpa" else {"sinks": True}
+    core = _core(heads, kv, dim, **limits)
+    y = without_sdpa(layout(work, "transformers"), core)
+    assert y.stack.attention == ("flash" if run["path"] == "sdpa" else "eager")
+    sizes = {"queries": heads * dim, "keys": kv * dim, "values": kv * dim}
+    inputs = tuple(y.activation(f"attention.{name}", size, "attention") for name, size in sizes.items())
+    copies, read = repeated(y, core, inputs) if kv > 1 else ((), inputs)
+    kept = {tensor.name: tensor.size_bytes for op in (*copies, *attention_core(y, core, read)) for tensor in op.saves}
+    assert sum(kept.values()) == run["saved_bytes"]
+
+
+def test_a_window_of_sdpa_computes_all_pairs_once_it_is_reached() -> None:
+    """Below the window SDPA is causal, from it on it runs the square; model FLOPs are those of the window."""
+    core = _core(mask=AttentionMask(window=64))
+
+    def flops(tokens: int, stack: str) -> tuple[float, float]:
+        ops = _ops(layout({"S": tokens}, stack), core)
+        return sum(op.flops for op in ops), sum(op.model_flops for op in ops)
+
+    assert flops(63, "transformers") == flops(63, "axolotl")
+    for tokens in (64, 512):
+        whole = _ops(layout({"S": tokens}, "axolotl"), _core(mask=AttentionMask(causal=False)))
+        assert flops(tokens, "transformers") == (sum(op.flops for op in whole), flops(tokens, "axolotl")[1])
 
 
 @pytest.mark.parametrize(
@@ -120,3 +153,38 @@ def test_fp32_on_a_gpu_says_what_its_attention_may_hold() -> None:
         "attention fused: in fp32 PyTorch has no kernel for heads that share keys on a GPU, and a batch without "
         "padding holds 13 bytes a score of a layer more"
     ]
+
+
+ASKED = (
+    "train", "--on", "h100-sxm-80gb", "--seq-len", "4096", "--global-batch", "1", "--micro-batch", "1", "--adapter",
+    "lora", "--rank", "16",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "word", "said"),
+    [
+        ("gpt-oss-20b", "trl", "", "SDPA has no sinks"),
+        ("gpt-oss-20b", "trl", "flash_attention_3", ""),
+        ("gpt-oss-20b", "axolotl", "", ""),
+        ("gpt-oss-20b", "axolotl", "sdpa", "SDPA has no sinks"),
+        ("gemma-2-9b", "llama-factory", "", "SDPA has no capped scores"),
+        ("gemma-3-12b", "ms-swift", "", "windows of 1024 tokens are masks to SDPA"),
+        ("gemma-3-12b", "ms-swift", "flex_attention", ""),
+        ("llama-3.1-8b", "trl", "", ""),
+    ],
+)
+def test_what_transformers_makes_of_a_models_attention_is_said(model: str, stack: str, word: str, said: str) -> None:
+    """It runs eager what SDPA lacks and makes masks of windows, unless another attention is named."""
+    named = ("--attn-implementation", word) if word else ()
+    done = run(*ASKED, "--model", model, "--stack", stack, *named, "--json")
+    notes = json.loads(done.out)["assumptions"]
+    found = [note for note in notes if "SDPA has" in note or "to SDPA" in note]
+    assert [said in note for note in found] == [True] * bool(said)
+
+
+def test_attention_is_chosen_around_models_of_transformers() -> None:
+    """Megatron-Core has no such setting; the refusal says which framework has."""
+    done = run(*ASKED, "--model", "gpt2", "--stack", "megatron", "--attn-implementation", "sdpa")
+    assert done.status == 2
+    assert "attn_implementation = 'sdpa'" in done.err and "--stack trl" in done.err

@@ -44,7 +44,8 @@ def test_a_tensor_has_one_size_and_is_kept_once(name: str) -> None:
         sizes = {(t.name, t.size_bytes) for op in ops for t in op.saves}
         kept = keep(ops).kept
         assert len(sizes) == len(kept) == len({t.name for t in kept}), stack
-        assert all(t.size_bytes > 0 for t in kept), stack
+        # A window that the sequence does not reach makes no mask.
+        assert all(t.size_bytes > 0 or t.name == "attention.mask" for t in kept), stack
         regions = {op.region.split(".")[0] for op in ops} | {""}
         assert {t.born.split(".")[0] for t in kept} <= regions | {"norm1", "norm2", "attention", "mlp", "ssm"}, stack
 

@@ -259,17 +259,28 @@ def make_stack(inputs: Inputs, default: str = "", cluster: Cluster | None = None
     if inputs.imported is not None and "stack" not in inputs.values:
         own = sharding_stack(inputs.imported.stack, *shardings)
         if all(word in own.runs.sharding for word in shardings):
-            return replace(own, settings=make_settings(inputs))
+            return replace(_attending(inputs, own), settings=make_settings(inputs))
     try:
         word = cast(str, inputs.get("stack", default) or usual_stack(inputs, cluster))
         stack = find_stack(word)
         if stack.name != word:
             inputs.notes.append(f"stack {word} taken as {stack.name}")
-        return replace(sharding_stack(stack, *shardings), settings=make_settings(inputs))
+        return replace(_attending(inputs, sharding_stack(stack, *shardings)), settings=make_settings(inputs))
     except InputError as error:
         inputs.merge(error)
         inputs.bad.add("stack")
     return None
+
+
+def _attending(inputs: Inputs, stack: Stack) -> Stack:
+    """Return a framework with the attention that is named, the problem recorded where it takes none."""
+    from shardwise.plans import attention_problems, with_attention
+
+    word = inputs.values.get("attn_implementation", "")
+    if word and (problems := attention_problems(stack, word)).items:
+        inputs.merge(InputError(problems.items))
+        return stack
+    return with_attention(stack, word)
 
 
 def make_serving(inputs: Inputs, model: Model | None = None) -> Serving:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwise.formats._imported import Imported, Keys
 from shardwise.models import Model
-from shardwise.plans import Stack, find_stack, patched
+from shardwise.plans import ATTENTION, Stack, patched, with_attention
 from shardwise.records import replace
 
 
@@ -28,31 +28,9 @@ def with_prompts(keys: Keys, stack: Stack, prompt: str, tp: str = "", usual_tp: 
     return replace(stack, settings=replace(stack.settings, rollout_prompt_tokens=tokens, rollout_tp=degree))
 
 
-# Words of transformers, and of the Hub's kernels, for attention: what they change in one. FlashAttention takes heads
-# that share keys as they are (transformers 5.24.0 integrations/flash_attention.py), eager attention keeps whole scores.
-_ATTENTION: dict[str, dict[str, Any]] = {
-    "eager": {"attention": "eager"},
-    "flash_attention_2": {"attention_kernel": "flash-2", "leaves_groups": "", "repeats_kv": False},
-}
-_ATTENTION["kernels-community/flash-attn2"] = _ATTENTION["flash_attention_2"]
-
-
 def attending(keys: Keys, stack: Stack, path: str) -> Stack:
     """Return a stack with the attention that a key names; words that are not known leave it."""
     return with_attention(stack, keys.word(path))
-
-
-def with_attention(stack: Stack, word: str) -> Stack:
-    """Return a stack with the attention that a word of transformers names: PyTorch's own, steps or a kernel.
-
-    >>> from shardwise.plans import find_stack
-    >>> [with_attention(find_stack("axolotl"), word).attention_kernel for word in ("", "sdpa", "flash_attention_2")]
-    ['flash-2', 'cudnn-9.19', 'flash-2']
-    """
-    if word == "sdpa":
-        usual = find_stack("transformers")
-        return replace(stack, attention_kernel=usual.attention_kernel, leaves_groups=usual.leaves_groups)
-    return replace(stack, **_ATTENTION.get(word, {}))
 
 
 def liger_patches(keys: Keys, model: Model | None) -> bool:
@@ -65,13 +43,15 @@ def liger_patches(keys: Keys, model: Model | None) -> bool:
 
 def attention_words(stack: Stack, usual: Stack) -> dict[str, Any]:
     """Return what tells transformers of an attention that it does not usually have."""
-    for word, fields in _ATTENTION.items():
+    for word, fields in ATTENTION.items():
         changed = all(getattr(stack, name) == value for name, value in fields.items())
         if changed and any(getattr(usual, name) != value for name, value in fields.items()):
             return {"attn_implementation": word}
-    own = (stack.attention_kernel, stack.leaves_groups)
-    plain = with_attention(usual, "sdpa")
-    of_pytorch = own == (plain.attention_kernel, plain.leaves_groups) != (usual.attention_kernel, usual.leaves_groups)
+    own, of_usual, plain = (
+        (one.attention_kernel, one.leaves_groups, one.calls_sdpa)
+        for one in (stack, usual, with_attention(usual, "sdpa"))
+    )
+    of_pytorch = own == plain != of_usual
     return {"attn_implementation": "sdpa"} if of_pytorch else {}
 
 

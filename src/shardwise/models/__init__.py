@@ -14,6 +14,7 @@ from shardwise.models._architecture import (
 from shardwise.models._fields import FIELDS, SIZE_FIELDS, ConfigField
 from shardwise.models._importer import unwrap
 from shardwise.models._layer_names import EXPERT_NAMES, layer_name, layer_names
+from shardwise.models._limits import attention_limits
 from shardwise.models._mixers import (
     Attention,
     CompressedAttention,

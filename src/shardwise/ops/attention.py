@@ -5,12 +5,12 @@ Letters: T tokens on the rank, N query and K key-value heads on the rank, H head
 
 from __future__ import annotations
 
-from shardwise.ledger.number import X, total
+from shardwise.ledger.number import X, above, total
 from shardwise.ledger.op import Op, Tensor
-from shardwise.models import Attention, NormKind
+from shardwise.models import Attention, Model, NormKind, attention_limits
 from shardwise.ops.adapters import prefix
 from shardwise.ops.core import CORE, AttentionCore, AttentionMask, core_output
-from shardwise.ops.core_kernels import attention_core, with_scores
+from shardwise.ops.core_kernels import attention_core, is_masked, with_scores, without_sdpa
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector, with_replica_sums
 from shardwise.ops.indexer import indexer_ops
 from shardwise.ops.layout import Layout, LinearShape, memory_op
@@ -93,7 +93,7 @@ def core_of(y: Layout[X], mixer: Attention) -> AttentionCore[X]:
     """Return the sizes of the core of an attention layer."""
     return AttentionCore(
         heads=y.split(mixer.heads), kv_heads=y.kv_heads(mixer.kv_heads), key_dim=mixer.head_dim,
-        value_dim=mixer.value_dim, repeats=mixer.heads // mixer.kv_heads, caps=mixer.softcap,
+        value_dim=mixer.value_dim, repeats=mixer.heads // mixer.kv_heads, caps=mixer.softcap, sinks=mixer.sinks,
         mask=AttentionMask(window=mixer.window or _picked(mixer), chunk=mixer.chunk, causal=mixer.causal),
     )  # fmt: skip
 
@@ -108,20 +108,52 @@ def repeated(
 ) -> tuple[tuple[Op[X], ...], tuple[Tensor[X], ...]]:
     """Return what repeats keys and values to the query heads, and what the kernel then reads and keeps.
 
-    Kernel by kernel alone: a compiled layer (activation "fused") repeats them anew in backward.
+    Kernel by kernel alone: a compiled layer (activation "fused") repeats them anew in backward. Where a window is a
+    mask they are repeated from the length on from which it is.
     """
     by_steps = y.stack.repeats_kv and y.stack.activation == "eager" and y.stack.attention == "flash"
-    if not by_steps or core.repeats == 1 or y.work.phase != "train":
+    masked = is_masked(y, core)
+    if not (by_steps or masked) or core.repeats == 1 or y.work.phase != "train":
         return (), inputs
     queries, keys, values = inputs
+
+    def where(then: X, other: X) -> X:
+        return then if by_steps else above(y.work.S, core.mask.limit - 1, then, other)
+
     keys, values = (
-        replace(t, name=f"attention.repeated {name}", size_bytes=y.a * y.tokens * core.heads * width)
+        replace(
+            t, name=f"attention.repeated {name}", size_bytes=where(y.a * y.tokens * core.heads * width, t.size_bytes)
+        )
         for t, name, width in ((keys, "keys", core.key_dim), (values, "values", core.value_dim))
     )
-    moved = y.a * y.tokens * (core.heads + core.kv_heads) * core.dims
-    op = memory_op(y, "repeat", REGION, (moved, moved), kernels=2, output_bytes=keys.size_bytes + values.size_bytes,
+    moved = where(y.a * y.tokens * (core.heads + core.kv_heads) * core.dims, 0 * y.tokens)
+    op = memory_op(y, "repeat", REGION, (moved, moved), kernels=where(2 + 0 * y.tokens, 0 * y.tokens),
+                   output_bytes=keys.size_bytes + values.size_bytes,
                    role="steps", takes=STREAMS[1:], makes=())  # fmt: skip
     return (op,), (queries, keys, values)
+
+
+def attention_masks(y: Layout[X], model: Model) -> X:
+    """Return the bytes of masks that all layers share: what comes with the data, and what transformers makes of it.
+
+    One a kind of layer: a byte a pair for SDPA where a window is reached, numbers for eager attention (transformers
+    5.24.0 masking_utils.py sdpa_mask and eager_mask).
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> y = whole_layout(1, 8192, stack="transformers")
+    >>> [attention_masks(y, Model.load(name)) / 8192**2 for name in ("llama-3.1-8b", "gemma-3-4b", "gpt-oss-20b")]
+    [0.0, 1.0, 4.0]
+    """
+    pairs = y.tokens * y.work.S
+    if y.stack.settings.attention_mask:
+        return pairs
+    if y.work.phase != "train" or not (y.stack.calls_sdpa or y.stack.attention == "eager"):
+        return 0 * pairs
+    kinds, fused = attention_limits(model), y.stack.attention == "flash"
+    eager = {limit for limit, more in kinds if more or not fused}
+    masked = {limit for limit, more in kinds if limit and not more and fused}
+    return y.a * len(eager) * pairs + total((above(y.work.S, n - 1, pairs, 0 * pairs) for n in masked), 0 * pairs)
 
 
 def gated(y: Layout[X], mixer: Attention, D: int, source: Tensor[X], out: Tensor[X]) -> tuple[list[Op[X]], Tensor[X]]:
@@ -177,6 +209,7 @@ def attention(y: Layout[X], mixer: Attention, D: int, source: Tensor[X]) -> tupl
     >>> sum(w.whole for op in ops for w in op.weights)
     41943040
     """
+    y = without_sdpa(y, core_of(y, mixer))
     heads, kv = y.split(mixer.heads), y.kv_heads(mixer.kv_heads)
     if mixer.input_width:
         source = y.residual("attention.input", mixer.input_width, "norm1")
@@ -200,7 +233,8 @@ def attention(y: Layout[X], mixer: Attention, D: int, source: Tensor[X]) -> tupl
         ops.append(_split(y, inputs))
     if mixer.indexer is not None:
         ops += indexer_ops(y, mixer.indexer, AttentionMask(causal=mixer.causal), (source, D), (source, D))
-    copied, read = repeated(y, core, inputs)
+    # One head of keys serves all as a view.
+    copied, read = repeated(y, core, inputs) if mixer.kv_heads > 1 else ((), inputs)
     ops += (*copied, *attention_core(with_scores(y, mixer.head_dim), core, read))
     if mixer.sinks:
         ops.append(only_weights(y, "sinks", CORE, (vector("sinks", heads, mixer.heads),)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import Model
+from shardwise.ops.attention import attention_masks
 from shardwise.ops.block import block_ops
 from shardwise.ops.head import embedding, final_norm, head, loss, mtp_ops
 from shardwise.ops.layout import Layout, memory_op, widened
@@ -49,4 +50,7 @@ def _apart(ops: tuple[Op[X], ...], prefix: str) -> list[Op[X]]:
     return [replace(op, saves=renamed(op.saves), reads=renamed(op.reads)) for op in ops]
 
 
-__all__ = ["block_ops", "embedding", "final_norm", "head", "loss", "mtp_ops", "nothing", "predictions", "shared_head"]
+__all__ = [
+    "attention_masks", "block_ops", "embedding", "final_norm", "head", "loss", "mtp_ops", "nothing", "predictions",
+    "shared_head",
+]  # fmt: skip

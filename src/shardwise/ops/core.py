@@ -25,12 +25,17 @@ class AttentionMask:
     chunk: int = 0
     causal: bool = True
 
+    @property
+    def limit(self) -> int:
+        """The most keys that a query sees, 0 where nothing limits them."""
+        return self.window or self.chunk
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCore(Generic[X]):
     """The sizes of one attention core on a rank; `repeats` is how many query heads of the model share a key-value head.
 
-    `caps` marks scores that go through a tanh (Gemma 2).
+    `caps` marks scores that go through a tanh (Gemma 2), `sinks` a learnt score beside those of a row (gpt-oss).
     """
 
     heads: X
@@ -40,6 +45,7 @@ class AttentionCore(Generic[X]):
     repeats: int = 1
     mask: AttentionMask = AttentionMask()
     caps: bool = False
+    sinks: bool = False
 
     @property
     def dims(self) -> int:

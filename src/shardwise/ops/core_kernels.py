@@ -5,11 +5,12 @@ Letters: T tokens on the rank, S keys of a sequence, N query and K key-value hea
 
 from __future__ import annotations
 
-from shardwise.ledger.number import X, divide
+from shardwise.ledger.number import X, above, divide
 from shardwise.ledger.op import Op, Tensor
 from shardwise.ops.core import (
     CORE,
     AttentionCore,
+    AttentionMask,
     context_messages,
     core_flops,
     exchange_copies,
@@ -30,6 +31,8 @@ def attention_core(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X]
     """
     if y.stack.attention != "flash":
         ops = unfused(y, core, inputs)
+    elif is_masked(y, core):
+        ops = _masked(y, core, inputs)
     else:
         ops = _in_steps(y, core, inputs) if lacks_kernel(y, core) else (fused(y, core, inputs),)
     return (*ops, *exchange_copies(y, core), *merged_outputs(y, core))
@@ -46,6 +49,54 @@ def with_scores(y: Layout[X], width: int) -> Layout[X]:
     if y.work.phase != "train" or y.stack.attention != "flash" or not 0 < widest < width:
         return y
     return replace(y, choices=replace(y.choices, stack=replace(y.stack, attention="scores")))
+
+
+def without_sdpa(y: Layout[X], core: AttentionCore[X]) -> Layout[X]:
+    """Return the layout under which a core trains: eager where it has what SDPA lacks, which transformers calls.
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> core = AttentionCore(heads=8, kv_heads=2, key_dim=64, value_dim=64, sinks=True)
+    >>> [without_sdpa(whole_layout(1, 64, stack=name), core).stack.attention for name in ("transformers", "unsloth")]
+    ['eager', 'flash']
+    """
+    stack = y.stack
+    if y.work.phase != "train" or stack.attention != "flash" or not stack.calls_sdpa or not (core.caps or core.sinks):
+        return y
+    return replace(y, choices=replace(y.choices, stack=replace(stack, attention="eager")))
+
+
+def is_masked(y: Layout[X], core: AttentionCore[X]) -> bool:
+    """Return whether the window or chunk of a core is a mask for torch's SDPA where sequences reach it.
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> core = AttentionCore(heads=8, kv_heads=2, key_dim=64, value_dim=64, mask=AttentionMask(window=32))
+    >>> [is_masked(whole_layout(1, 64, stack=name), core) for name in ("transformers", "axolotl")]
+    [True, False]
+    """
+    by_torch = y.stack.calls_sdpa and y.stack.attention == "flash"
+    return by_torch and bool(core.mask.limit) and y.work.phase == "train"
+
+
+def _masked(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
+    """Return SDPA's attention whose window is a mask where the sequence reaches it, and what makes the mask.
+
+    Its kernels then run over all pairs, and backward keeps the mask in the type of the queries, anew in each layer:
+    transformers 5.24.0 masking_utils.py sdpa_mask makes one of a byte a pair, torch 2.13.0 aten/src/ATen/native/
+    transformers/attention.cpp convert_boolean_attn_mask one of numbers (tests/data/tuning/sdpa_masks.json).
+    """
+    op, S, short = fused(y, core, inputs), y.work.S, core.mask.limit - 1
+    whole = fused(y, replace(core, mask=AttentionMask(causal=False)), inputs)
+    pairs = above(S, short, y.tokens * S, 0 * y.tokens)
+    mask = Tensor(name="attention.mask", size_bytes=y.a * pairs, born=CORE)
+    # Zeros, the mask's opposite, and minus infinity where that is.
+    made = memory_op(y, "attention.mask", CORE, ((2 * y.a + 4) * pairs, 0 * pairs), kernels=above(S, short, 3, 0),
+                     output_bytes=mask.size_bytes, role="steps", takes=(), makes=(mask.name,))  # fmt: skip
+    longer = {
+        name: above(S, short, getattr(whole, name) + 0 * S, getattr(op, name))
+        for name in ("flops", "backward_flops", "columns")
+    }
+    moved = {name: getattr(op, name) + mask.size_bytes for name in ("forward_bytes", "backward_bytes")}
+    return made, replace(op, **longer, **moved, saves=(*op.saves, mask))
 
 
 def lacks_kernel(y: Layout[X], core: AttentionCore[X]) -> bool:

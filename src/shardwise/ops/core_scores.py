@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from shardwise.ledger.number import X, divide
 from shardwise.ledger.op import Op, Tensor
-from shardwise.ops.core import CORE, AttentionCore, context_messages
+from shardwise.ops.core import CORE, AttentionCore, context_messages, core_flops
 from shardwise.ops.layout import Layout, memory_op
 from shardwise.records import replace
 
@@ -51,13 +51,16 @@ def unfused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...])
     more = sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores)
     forward, backward = 2 * y.a * scores + more, 2 * y.a * scores + more + kept[0].size_bytes
     if y.stack.attention == "eager":
-        ahead_bytes, back_bytes = _eager_bytes(y)
+        ahead_bytes, back_bytes = _sink_bytes(y) if core.sinks else _eager_bytes(y)
         forward, backward = ahead_bytes * scores + more, back_bytes * scores + more
     first = _product(y, "attention.scores", (T, keys_seen, core.key_dim + 0 * T), core.heads, (queries, keys))
     last = _product(y, "attention.context", (T, core.value_dim + 0 * T, keys_seen), core.heads, (probabilities, values))
+    if y.stack.attention == "eager":
+        # As many model FLOPs as those of a fused kernel: what a model asks for is no matter of how it runs.
+        first, last = (replace(one, model_flops=core_flops(y, core) / 2) for one in (first, last))
     softmax = memory_op(
         y, "attention.softmax", CORE, (forward, backward), saves=kept, kernels=kernels, output_bytes=y.a * scores,
-        transient_bytes=_made_back(y) * scores, role="softmax",
+        transient_bytes=_made_back(y, core) * scores, role="softmax",
     )  # fmt: skip
     first = replace(
         first, forward=ahead, backward=back, vector_units=is_unaligned(y, core.key_dim), role="scores",
@@ -70,6 +73,13 @@ def unfused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...])
 def _softmax(y: Layout[X], core: AttentionCore[X], scores: X) -> tuple[tuple[Tensor[X], ...], Tensor[X], int]:
     """Return what the softmax keeps, the probabilities that multiply the values, and its kernels."""
     eager = y.stack.attention == "eager"
+    if eager and core.sinks:
+        # modeling_gpt_oss.py eager_attention_forward: a softmax in the type of the scores, a column longer than these;
+        # what multiplies the values is a view of it, and the maximum of each row is taken off first (its place kept).
+        rows = y.tokens * core.heads
+        softmax = Tensor(name="attention.softmax", size_bytes=y.a * (scores + rows), born=CORE)
+        places = Tensor(name="attention.maxima", size_bytes=8 * rows, born=CORE)
+        return (softmax, places), softmax, 6
 
     def score_tensor(name: str, width: int) -> Tensor[X]:
         return Tensor(name=f"attention.{name}", size_bytes=width * scores, born=CORE)
@@ -102,7 +112,16 @@ def _eager_bytes(y: Layout[X]) -> tuple[int, int]:
     return 2 * a + 2 * a + (a + 4) + copied, copied + 12 + (12 + narrowed) + 2 * a
 
 
-def _made_back(y: Layout[X]) -> int:
+def _sink_bytes(y: Layout[X]) -> tuple[int, int]:
+    """Return the bytes a score that attention with sinks moves between its GEMMs, kernel by kernel in one type.
+
+    Forward scale, mask, the sinks' column joined, the maximum read and taken off, softmax; backward the column put
+    back, softmax, the maximum's gradient summed, scattered and added, scale.
+    """
+    return 11 * y.a, 13 * y.a
+
+
+def _made_back(y: Layout[X], core: AttentionCore[X]) -> int:
     """Return the bytes a score that backward through transformers' softmax in fp32 holds beside what forward keeps.
 
     The gradient in fp32, its product with the softmax, and that of the scores: in fp32 too but of fp16, for which
@@ -111,6 +130,8 @@ def _made_back(y: Layout[X]) -> int:
     """
     if y.stack.attention != "eager" or y.work.phase != "train":
         return 0
+    if core.sinks:
+        return 2 * y.a  # the gradient of the scores, and that of the maximum among zeros
     scores = 2 if y.work.dtype == "fp16" else 4
     return 4 + 4 + scores - (y.a if y.a < 4 else 0)
 

@@ -38,16 +38,17 @@ def whole_layout(
     batch: int = 1,
     seq_len: int = 1,
     coverage: Coverage = "full",
-    stack: str = "transformers",
+    stack: str = "",
     tuning: Tuning | None = None,
 ) -> Layout[float]:
-    """Return the layout of a model on one device, for counting.
+    """Return the layout of a model on one device, for counting: without a stack, transformers' with flash attention.
 
     >>> whole_layout(2, 8).tokens
     16
     """
     work: TokenBatch[float] = TokenBatch(B=batch, S=seq_len, context=0, coverage=coverage)
-    return lay_out(WHOLE, work, LayoutOptions(stack=find_stack(stack), tuning=tuning))
+    chosen = find_stack(stack) if stack else replace(find_stack("transformers"), calls_sdpa=False)
+    return lay_out(WHOLE, work, LayoutOptions(stack=chosen, tuning=tuning))
 
 
 @dataclass(frozen=True, slots=True)

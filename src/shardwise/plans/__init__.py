@@ -1,5 +1,6 @@
 """Plans (how a model is laid out over devices), jobs (what is asked), stacks (what runs it) and the laws of plans."""
 
+from shardwise.plans._attention import ATTENTION, attention_problems, with_attention
 from shardwise.plans._bases import BaseFormat, base_names, find_base
 from shardwise.plans._capabilities import DIVISORS, JOB_WORDS, SETTING_WORDS, Capabilities
 from shardwise.plans._experts import MLP_NAMES

@@ -53,6 +53,7 @@ class Stack:
     attention: AttentionImplementation
     """The path "scores" keeps the matrix of scores as unfused Megatron-LM does, "eager" as transformers does."""
     widest_fused_head: int  # Values of a head beyond which training keeps the matrix of scores (0: none).
+    calls_sdpa: bool  # As transformers does: a window is a mask over all pairs, sinks and capped scores run eager.
     attention_kernel: str
     """The fused kernel whose rates apply ("": the best of the device)."""
     activation: Kernel
@@ -392,9 +393,8 @@ def find_stack(word: str) -> Stack:
     name = known_name("stack", word, "framework", {name: row.get("also", ()) for name, row in table.items()})
     row = _extended(table, name)
     values = {key: value for key, value in row.items() if key not in _NOT_OF_IT}
-    values |= {name: tuple(values[name]) for name in _TUPLES}
+    values |= {key: tuple(values[key]) for key in _TUPLES} | {"measured_as": values["measured_as"] or name}
     values["recompute_steps"] = tuple(map(tuple, values["recompute_steps"]))
     values |= {name: tuple(row[name].items()) for name in ("blas_workspace", "library_workspace")}
     values["reported"] = tuple((flag, tuple(v) if isinstance(v, list) else v) for flag, v in row["reported"].items())
-    values["measured_as"] = values["measured_as"] or name
     return Stack(name=name, sources=tuple(row["sources"].items()), runs=capabilities_of(row["runs"]), **values)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any, Literal, TypeAlias
 
+from shardwise.plans._attention import ATTENTIONS
 from shardwise.plans._bases import base_names
 from shardwise.plans._jobs import OBJECTIVES, REFERENCES, TUNINGS
 from shardwise.plans._optimizers import OPTIMIZERS
@@ -242,6 +243,7 @@ SETTINGS: tuple[Field, ...] = (
     _job("pipeline_runs", "whole", "pipeline flushes in a step (torch's schedules)"),
     _job("sync_each_batch", "switch", "reduce-scatter FSDP gradients every micro-batch (accelerate)"),
     _job("loss", "choice", "cross entropy; left out, the framework's own", choices=LOSSES),
+    _job("attn_implementation", "choice", "attention of transformers' models", choices=ATTENTIONS, sets=()),
     _job("tile_mlp", "whole", "chunks of the MLP, each recomputed in backward (ALST's TiledMLP)", most=4096),
     _job("bucket_elements", "count", "elements of a gradient or weight bucket, such as 5e8"),
     _job("max_live_parameters", "count", "parameters that ZeRO-3 keeps gathered, such as 1e9"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.cost import WIDE_DTYPES
-from shardwise.models import Block, Model
+from shardwise.models import Block, Model, attention_limits
 from shardwise.ops import count_parameters
 from shardwise.ops.core_kernels import leaves_heads
 from shardwise.ops.elementwise import written_in_python
@@ -141,7 +141,7 @@ def idle_words(job: Training, model: Model) -> list[str]:
 def stated(case: TrainingCase) -> tuple[str, ...]:
     """Return what was assumed because the input was silent."""
     notes = [f"stack {case.stack.name}: {case.cluster.device.built(case.stack.title)}", *reported_otherwise(case)]
-    notes += _attention_notes(case)
+    notes += [*_sdpa_notes(case), *_attention_notes(case)]
     if not case.job.precision:
         notes.append(f"precision {case.recipe.precision.name}: the stack's own")
     if case.plan.pp == 1 and case.plan.schedule != Plan().schedule:
@@ -188,6 +188,21 @@ def _expert_notes(case: TrainingCase) -> list[str]:
             f"experts run in fp32: autocast leaves grouped GEMMs in the type of their weights; {way} has 16 bits"
         )
     return notes
+
+
+def _sdpa_notes(case: TrainingCase) -> list[str]:
+    """Return what is said where transformers calls SDPA, of windows and of what SDPA lacks."""
+    if not case.stack.calls_sdpa or case.stack.attention != "flash":
+        return []
+    kinds = attention_limits(case.model)
+    lacking = tuple(dict.fromkeys(word for _, more in kinds for word in more))
+    other = f"--attn-implementation flash_attention_{3 if 'sinks' in lacking else 2}"
+    if lacking:
+        words = " and ".join(lacking)
+        return [f"attention eager, over the whole matrix of scores: SDPA has no {words}; {other} keeps no scores"]
+    sizes = " and ".join(str(limit) for limit, _ in kinds if 0 < limit <= case.job.seq_len)
+    note = f"windows of {sizes} tokens are masks to SDPA, which computes all pairs; {other} does not"
+    return [note] if sizes else []
 
 
 def _attention_notes(case: TrainingCase) -> list[str]:

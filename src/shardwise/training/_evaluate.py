@@ -116,7 +116,7 @@ def parts_of(
         frozen_table=total((w.stored_bytes for w in tables if not w.trainable), 0 * y.tokens),
         shared=shared_of(case, y),
         gather_buffer=gather_buffer(case, y),
-        mask=y.tokens * y.work.S if case.stack.settings.attention_mask else 0 * y.tokens,
+        mask=ledgers.attention_masks(y, model),
         shared_table=model.embedding and bool(model.tied or model.mtp),
     )
 

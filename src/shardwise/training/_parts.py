@@ -187,7 +187,7 @@ class ModelBlocks(Generic[X]):
 
     `stream_bytes` is one tensor of the residual stream. `shared_table` says that the last stage needs the input table
     too: as its head, or for multi-token prediction. `gather_buffer` holds the whole input of a split head,
-    `mask` is that of attention where it comes with the data.
+    `mask` is of attention, where it comes with the data or is made once for all layers.
     """
 
     kinds: tuple[BlockCost[X], ...]
