@@ -133,6 +133,24 @@ def test_devices_of_a_node_share_its_memory() -> None:
     assert one.memory_bytes_per_second == 8 * eight.memory_bytes_per_second
 
 
+@pytest.mark.parametrize(
+    ("model", "devices", "degrees", "seconds"),
+    [
+        ("qwen3-30b-a3b", 16, {"tp": 2, "pp": 2, "ep": 4, "dp": 4}, 3.19),
+        ("qwen3-0.6b", 1, {}, 0.93),
+    ],
+)
+def test_ranks_of_megatron_update_on_the_host_side_by_side(
+    model: str, devices: int, degrees: dict[str, int], seconds: float
+) -> None:
+    """What a step takes longer with its optimizer on the host, by Megatron-Bridge's card and NeMo RL's pull 3628."""
+    plan = Plan(**degrees, sharding="distributed-optimizer", offload=("optimizer",))
+    job = Training(seq_len=4096, global_batch=8)
+    cluster = Cluster.parse(f"{devices}xh100-sxm-80gb")
+    update = train(load_model(model), cluster, plan, job, TrainingOptions(stack="megatron")).evaluation.step.optimizer
+    assert update == pytest.approx(seconds, rel=0.1)
+
+
 def test_more_on_the_host_is_never_more_on_the_device() -> None:
     """Bytes of the device fall with every copy that moves, in any combination."""
     held = {

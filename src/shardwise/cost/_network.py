@@ -337,14 +337,16 @@ def collective_seconds(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRates:
-    """What a device reaches of its host: the link in one direction, and its share of the memory for updates."""
+    """What a device reaches of its host: the link in one direction, and what its update streams in the memory."""
 
     link_bytes_per_second: float
     memory_bytes_per_second: float
 
 
-def host_of(cluster: Cluster) -> HostRates:
+def host_of(cluster: Cluster, update_bytes_per_second: float = 0.0) -> HostRates:
     """Return what each device of a cluster reaches of its host; raises `InputError` where its link is not known.
+
+    An update streams what its rank's threads do, where that is stated, else a share of what the memory gives a node.
 
     >>> host_of(Cluster.parse("1xrtx-4090")).link_bytes_per_second
     25600000000.0
@@ -353,5 +355,5 @@ def host_of(cluster: Cluster) -> HostRates:
     devices = min(cluster.devices_per_node, cluster.num_devices)
     return HostRates(
         link_bytes_per_second=host.link_share * cluster.device.host_bytes_per_second,
-        memory_bytes_per_second=host.memory_bytes_per_second / devices,
+        memory_bytes_per_second=update_bytes_per_second or host.memory_bytes_per_second / devices,
     )

@@ -234,8 +234,7 @@ class Stack:
     fsdp_experts: bool
     """Experts are gathered with their layer where no expert parallelism splits them, not as units of their own."""
     fsdp_padding: Literal["flat", "rows", "rows-or-columns"]
-    """What is sharded: flat units, or each tensor's first dimension, padded to the ranks of the sharding group; or, of
-    experts that are fewer than those, the second."""
+    """Sharded are flat units, or first dimensions padded to the ranks, or second ones of experts fewer than those."""
     fsdp_adapters: bool
     """Each matrix of an adapter is a unit of FSDP, and the host is at most two units ahead of the device: a layer's
     weights are gathered once the layer before it ends."""
@@ -270,6 +269,8 @@ class Stack:
     """What the fastest and the slowest hosts that are known take of those seconds."""
     zero3_hook_seconds: float
     """Seconds of the host for a pass of a module with weights, whose hooks fetch and release them under ZeRO-3."""
+    host_update_bytes_per_second: float
+    """What the update of one rank streams on the host (0: all ranks of a node share what its memory gives)."""
     step_overhead_seconds: float
     narrow_expert_seconds: float
     """Seconds of the host to quantise the rows of one expert in fewer than 16 bits and to launch one GEMM of it."""
@@ -393,8 +394,8 @@ def find_stack(word: str) -> Stack:
     name = known_name("stack", word, "framework", {name: row.get("also", ()) for name, row in table.items()})
     row = _extended(table, name)
     values = {key: value for key, value in row.items() if key not in _NOT_OF_IT}
-    values |= {key: tuple(values[key]) for key in _TUPLES} | {"measured_as": values["measured_as"] or name}
-    values["recompute_steps"] = tuple(map(tuple, values["recompute_steps"]))
+    values |= {name: tuple(values[name]) for name in _TUPLES}
     values |= {name: tuple(row[name].items()) for name in ("blas_workspace", "library_workspace")}
     values["reported"] = tuple((flag, tuple(v) if isinstance(v, list) else v) for flag, v in row["reported"].items())
+    values |= {"measured_as": row["measured_as"] or name, "recompute_steps": tuple(map(tuple, row["recompute_steps"]))}
     return Stack(name=name, sources=tuple(row["sources"].items()), runs=capabilities_of(row["runs"]), **values)

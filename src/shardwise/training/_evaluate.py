@@ -185,7 +185,7 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
         overlap=case.overlap,
         exposed_axes=case.efficiencies.exposed_axes,
         replicas=overlap_slowdown(case.cluster, compute, case.efficiencies),
-        host=host_of(case.cluster) if case.recipe.uses_host else None,
+        host=host_of(case.cluster, stack.host_update_bytes_per_second) if case.recipe.uses_host else None,
         module_launch=stack.module_launch_seconds,
         gradient_launch=stack.gradient_launch_seconds,
         module_hook=stack.zero3_hook_seconds,
