@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from shardwise.answers._typed import joined
 from shardwise.errors import InputError
 from shardwise.formats import SERVERS, Imported
 from shardwise.records import replace
+from shardwise.units import counted
 
 if TYPE_CHECKING:
     from shardwise.formats import Launched
@@ -96,6 +98,7 @@ def _take_server(inputs: Inputs) -> None:
         settings = ", ".join(f"{key} {value}" for key, value in own.items())
         inputs.notes.append(f"{server.source}: {settings}: of {server.system}, {target} keeps its own")
         server = replace(server, values={key: value for key, value in server.values.items() if key not in own})
+    server = _without_other_pool(server, flags)
     # Numbers are searched; a format is the checkpoint's, the one choice of a search.
     space = {key: value for key, value in server.values.items() if key in flags and flags[key].group == "space"}
     searched = [key for key, value in space.items() if not isinstance(value, str)]
@@ -117,6 +120,16 @@ def _take_server(inputs: Inputs) -> None:
     inputs.notes += [f"{server.source}: {text}" for text in server.assumed]
     for word, readings in (("not followed", server.ignored), ("not known", server.unknown)):
         inputs.notes += [f"{server.source}: {one.argument} {word}: {one.meaning}" for one in readings]
+
+
+def _without_other_pool(server: Launched, flags: Container[str]) -> Launched:
+    """Return the pool that decodes of a server with two, where what is asked has one."""
+    if "prefill_workers" not in server.values or "prefill_workers" in flags:
+        return server
+    values = {key: value for key, value in server.values.items() if not key.startswith("prefill_")}
+    alone = values.get("tp", 1) * values.get("pp", 1) * values.get("dp", 1)
+    note = f"the {alone} of its {counted(server.num_devices, 'device')} that decode: `serve` answers for both pools"
+    return replace(server, values=values, num_devices=alone, assumed=(*server.assumed, note))
 
 
 def _of_another(server: Launched, target: str) -> bool:

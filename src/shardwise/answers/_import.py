@@ -103,7 +103,10 @@ def _served(inputs: Inputs, width: int) -> Answer:
         kept = {key: value for key, value in inputs.values.items() if key in ("from", "set")}
         named = {} if "model" in server.values else {"model": "MODEL"}
         on = "h100-sxm-80gb" if server.num_devices else "8xh100-sxm-80gb"
-        command_lines(made, "NEXT", command_words("infer", {**named, **kept, "on": inputs.get("on", on)}))
+        asked = {**named, **kept, "on": inputs.get("on", on)}
+        both = "prefill_workers" in server.values  # pools that a load alone is asked of
+        words = command_words("serve", {**asked, "rate": "1/s"}) if both else command_words("infer", asked)
+        command_lines(made, "NEXT", words)
         return made
 
     return Answer(0, tree, page)

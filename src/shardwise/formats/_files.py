@@ -66,10 +66,11 @@ def _refuse_foreign(case: Imported, name: str, text: str, around: ImportContext)
     """Raise `InputError` where most words are no settings of the system, or one that is none speaks of sizes."""
     strange = [one for one in case.unknown if one.value not in NOTHING]
     known = len(case.understood) + len(case.ignored) + len(case.silent)
-    if case.unknown and len(strange) >= known:
+    followed = case.understood or case.ignored
+    if case.unknown and (len(strange) >= known or (strange and not followed)):
         other = unread(text)
         most = f"{len(case.unknown)} of {known + len(case.unknown)} words are no settings of {case.system}"
-        rule = "has no setting of a system that is read" if not known else f"is of no system that is read: {most}"
+        rule = "has no setting of a system that is read" if not followed else f"is of no system that is read: {most}"
         if re.search(r'"(model_type|architectures|hidden_size)"\s*:', text):
             raise InputError([Problem("from", name, "is a model's configuration", "give it in place of the model")])
         raise InputError([Problem("from", name, f"is of {other}, which is not read" if other else rule, REMEDY)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import field
@@ -29,20 +30,39 @@ def services_of(tree: Any, above: Service | None = None) -> Iterator[Service]:
             yield from services_of(one, above)
     if not isinstance(tree, Mapping):
         return
+    copies = tree.get("replicas")
     here = Service(
-        replicas=tree["replicas"] if isinstance(tree.get("replicas"), int) else above.replicas,
-        role=str(tree.get("subComponentType", tree.get("type", "") if "podTemplate" in tree else above.role)),
+        replicas=above.replicas * copies if type(copies) is int else above.replicas,
+        role=_role(tree) or above.role,
         variables={**above.variables, **_variables(tree)},
     )
     started = _words(tree.get("command")) or _words(tree.get("image"))  # whose entry point takes the arguments
-    words = [*started, *_words(tree.get("args"))]
+    words = [_filled(word, here.variables) for word in (*started, *_words(tree.get("args")))]
     text = "\n".join(words) if any("\n" in word for word in words) else shlex.join(words)
     if words and (engine_in(text) or engine_in(" ".join(words))):
-        inline = words[-1] if len(words) > 2 and words[-2] in ("-c", "-lc", "-ec") else text
-        yield replace(here, text=inline if "\n" in text or inline != text else text)
+        script = len(words) > 2 and words[-2] in ("-c", "-lc", "-ec")
+        open_ = r"${\1}" if script or "\n" in text else "'\"${\\1}\"'"  # between the quotes around a word
+        yield replace(here, text=_VARIABLE.sub(open_, words[-1] if script else text))
         return
     for value in tree.values():
         yield from services_of(value, here)
+
+
+# A variable in the words of a container, which Kubernetes fills: of a container's own, or of its pod's by their names
+# in capitals (kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables).
+_VARIABLE = re.compile(r"\$\(([A-Z][A-Z0-9_]*)\)")
+
+
+def _filled(word: str, variables: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda match: variables.get(match[1], match[0]), word)
+
+
+def _role(tree: Mapping[str, Any]) -> str:
+    """Return what pods are said to run: of Dynamo's components, or by the name of a role with pods of its own."""
+    if "subComponentType" in tree or "podTemplate" in tree:
+        return str(tree.get("subComponentType", tree.get("type", "")))
+    named = str(tree.get("name", "")) if "template" in tree else ""
+    return named if named in ("prefill", "decode") else ""
 
 
 def _variables(tree: Mapping[str, Any]) -> dict[str, str]:

@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, cut
 from shardwise.formats import _yaml, vllm
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import Launched, LaunchFiles, engine_in, read_launch
 from shardwise.formats._pods import Service, services_of
+from shardwise.formats._recipes import containers_of, files_of, is_recipe, with_precision
 from shardwise.formats._served import PLAIN, Asked, Deployment, lost, stage_variable
 from shardwise.formats._wrapped import resource_of
 from shardwise.records import replace
 from shardwise.serving import InferReport
+from shardwise.units import counted
 
-_KINDS = re.compile(
-    r"(?m)^kind:\s*(DynamoGraphDeployment|LeaderWorkerSet|Deployment|StatefulSet|LLMInferenceService|InferenceService"
-    r"|(Cluster)?ServingRuntime|ReplicaSet|DaemonSet|Pod|Job)\b|^services:"
-)
+_Servers = Sequence[tuple[Service, Launched]]
+
+# Objects of any operator hold their pods' containers alike; docker compose has services.
+_KINDS = re.compile(r"(?m)^kind:\s*\S|^services:")
+_NO_SERVER = re.compile(r"(?m)^kind:\s*(PyTorchJob|MPIJob|TrainJob|RayJob|CustomResourceDefinition)\b")
 # A variable of docker compose, with what stands in its place where nobody sets it (compose-spec 12-interpolation.md).
 _VARIABLE = re.compile(r"\$\{(\w+)(:?-([^{}]*))?\}|\$(\w+)")
 
@@ -34,7 +37,8 @@ _VARIABLE = re.compile(r"\$\{(\w+)(:?-([^{}]*))?\}|\$(\w+)")
 def recognises(name: str, text: str) -> bool:
     """Return whether a file is Kubernetes YAML that starts an engine."""
     starts = engine_in(_joined(text)) or re.search(r"(?m)^kind:\s*LLMInferenceService\s*$", text)
-    return name.endswith((".yaml", ".yml")) and bool(_KINDS.search(text) and starts)
+    kinds = _KINDS.search(text) and starts and not _NO_SERVER.search(text)
+    return name.endswith((".yaml", ".yml")) and bool(kinds or is_recipe(text))
 
 
 def _joined(text: str) -> str:
@@ -57,13 +61,28 @@ def read(text: str, source: str, variables: Mapping[str, str], folder: str = "."
         role = one.role or service.role
         pools.setdefault(role if role in ("prefill", "decode") else "both", (service, one))
     if "prefill" in pools and ("decode" in pools or "both" in pools):
-        return _pools(pools["prefill"], pools.get("decode") or pools["both"])
+        last = pools.get("decode") or pools["both"]
+        return with_precision(trees[0], _first(_pools(pools["prefill"], last), [pools["prefill"], last], launches))
     service, one = next(iter(pools.values()))
-    return _replicated(service, one)
+    return with_precision(trees[0], _first(_replicated(service, one), [(service, one)], launches))
+
+
+def _first(one: Launched, read: _Servers, there: _Servers) -> Launched:
+    """Return a server with a note where a file starts others beside those that are read."""
+    others = len(there) - len(read)
+    if not others:
+        return one
+    shown = ", ".join(
+        dict.fromkeys(str(other.values.get("model", "")) for _, other in there if other is not read[-1][1])
+    )
+    note = f"the first of {counted(len(there), 'server')} that the file starts; {others} left out: {cut(shown)}"
+    return replace(one, assumed=(*one.assumed, note))
 
 
 def _composed(tree: Mapping[str, Any], variables: Mapping[str, str]) -> Mapping[str, Any]:
     """Return docker compose's services as containers: an image's entry point takes what is called its command."""
+    if made := containers_of(tree):
+        return {"containers": made}
     if tree.get("kind") == "LLMInferenceService" and not any(services_of(tree)):
         return {"containers": [*_of_kserve(tree)]}
     named = tree.get("services")
@@ -143,6 +162,7 @@ def _container(one: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str
 
 def _files(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the files of a ConfigMap, by name."""
+    yield from files_of(tree)
     data = tree.get("data") if tree.get("kind") == "ConfigMap" else None
     yield from ((str(name), text) for name, text in (data or {}).items() if isinstance(text, str))
 

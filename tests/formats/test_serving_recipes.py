@@ -1,0 +1,142 @@
+"""Settings without a launch line: what an orchestrator, a chart or an operator makes of them is what is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import run
+from shardwise.formats import import_server
+
+POD = "{containers: [{name: main, command: [%s], args: [%s]}]}"
+# Facts of files in public repositories -> what they start, and on how many devices.
+RECIPES: dict[str, tuple[str, dict[str, Any], int]] = {
+    # SemiAnalysisAI/InferenceX benchmarks/multi_node/srt-slurm-recipes/sglang/dsr1/b200-fp4/1k1k/disagg/mtp
+    "srt-slurm, flags of SGLang": (
+        "name: a\nmodel: {path: dsr1, container: c, precision: fp4}\n"
+        "resources: {gpu_type: b200, prefill_nodes: 1, prefill_workers: 1, decode_nodes: 5, decode_workers: 5}\n"
+        "backend:\n  prefill_environment: {A: '1'}\n  sglang_config:\n    prefill:\n"
+        "      served-model-name: deepseek-ai/DeepSeek-R1\n      quantization: modelopt_fp4\n"
+        "      disaggregation-mode: prefill\n      tensor-parallel-size: 4\n      data-parallel-size: 4\n"
+        "      expert-parallel-size: 4\n      enable-dp-attention: true\n      disable-radix-cache: true\n"
+        "    decode:\n      served-model-name: deepseek-ai/DeepSeek-R1\n      quantization: modelopt_fp4\n"
+        "      tensor_parallel_size: 8\n      expert-parallel-size: 8\n      enable-dp-attention: false\n"
+        "      kv-cache-dtype: fp8_e4m3\n      max-running-requests: 512\n",
+        {"engine": "sglang", "model": "deepseek-r1", "weights": "nvfp4", "tp": 8, "dp": 5, "ep": 8, "prefill_tp": 1,
+         "prefill_ep": 4, "prefill_workers": 1, "kv_cache": "fp8", "max_sequences": 512},
+        44,
+    ),
+    # the same repository, .../vllm/deepseek-v4/agentic/disagg-gb200-2p1d-dep8-dep12-c576-mtp2-agentic.yaml
+    "srt-slurm, flags of vLLM": (
+        "name: a\nmodel: {path: pro, precision: fp4}\nidentity: {model: {repo: deepseek-ai/DeepSeek-V4-Pro}}\n"
+        "resources: {prefill_nodes: 4, prefill_workers: 2, decode_nodes: 3, decode_workers: 1, gpus_per_node: 4}\n"
+        "backend:\n  type: vllm\n  vllm_config:\n    prefill: {tensor-parallel-size: 1, data-parallel-size: 8, "
+        "enable-expert-parallel: true}\n    decode: {data-parallel-size: 12, enable-expert-parallel: true, "
+        "max-num-seqs: 64, speculative-config: '{\"method\":\"mtp\",\"num_speculative_tokens\":3}'}\n",
+        {"model": "deepseek-ai/DeepSeek-V4-Pro", "dp": 12, "ep": 12, "max_sequences": 64, "prefill_ep": 8,
+         "speculative_method": "mtp", "num_speculative_tokens": 3, "prefill_workers": 2},
+        28,
+    ),
+    # the same repository, .../trtllm/deepseek-v4, whose options are a file that srt-slurm writes
+    "srt-slurm, options of TensorRT-LLM": (
+        "model: {path: nvidia/DeepSeek-R1-FP4, precision: fp4}\nresources: {agg_nodes: 1, agg_workers: 1}\n"
+        "backend:\n  type: trtllm\n  trtllm_config:\n    aggregated:\n      tensor_parallel_size: 8\n"
+        "      moe_expert_parallel_size: 8\n      max_batch_size: 64\n      cuda_graph_config: null\n"
+        "      kv_cache_config: {dtype: fp8, free_gpu_memory_fraction: 0.8}\n",
+        {"model": "nvidia/DeepSeek-R1-FP4", "tp": 8, "ep": 8, "captured_sequences": 0, "memory_fraction": 0.8},
+        8,
+    ),
+    # vllm-project/production-stack tutorials/assets/values-16-disagg-prefill.yaml, with degrees
+    "values of vLLM production-stack": (
+        "servingEngineSpec:\n  modelSpec:\n  - name: p\n    modelURL: meta-llama/Llama-3.1-8B-Instruct\n"
+        "    replicaCount: 3\n    vllmConfig: {enablePrefixCaching: false, maxModelLen: 32000}\n"
+        "    lmcacheConfig: {enabled: true, enablePD: true, kvRole: kv_producer}\n"
+        "  - name: d\n    modelURL: meta-llama/Llama-3.1-8B-Instruct\n    replicaCount: 2\n"
+        "    vllmConfig: {maxModelLen: 32000, tensorParallelSize: 2, gpuMemoryUtilization: 0.8, "
+        "extraArgs: [--quantization, fp8]}\n    lmcacheConfig: {enablePD: true, kvRole: kv_consumer}\n",
+        {"tp": 2, "dp": 2, "prefill_workers": 3, "prefill_tp": 1, "max_context": 32000, "memory_fraction": 0.8,
+         "weights": "fp8", "engine": "vllm"},
+        7,
+    ),
+    # vllm-project/aibrix samples/disaggregation/vllm/replica.yaml: roles of a set, as often as the set
+    "roles of an operator of its own": (
+        "kind: StormService\nspec:\n  replicas: 2\n  template:\n    spec:\n      roles:\n"
+        + "".join(
+            f"      - name: {role}\n        replicas: {copies}\n        template: {{spec: {POD % started}}}\n"
+            for role, copies, started in (
+                ("prefill", 3, ("sh, -c", "'vllm serve Qwen/Qwen3-8B'")),
+                ("decode", 1, ("sh, -c", "'vllm serve Qwen/Qwen3-8B -tp 2'")),
+            )
+        ),
+        {"model": "Qwen/Qwen3-8B", "tp": 2, "dp": 2, "prefill_workers": 6},
+        10,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_settings_start_what_their_orchestrator_makes_of_them(name: str, tmp_path: Path) -> None:
+    """Each pool has the flags, the variables and the copies that its orchestrator gives to the engine."""
+    text, expected, devices = RECIPES[name]
+    (tmp_path / "a.yaml").write_text(text)
+    found = import_server(str(tmp_path / "a.yaml"))
+    assert {key: found.values.get(key) for key in expected} == expected
+    assert found.num_devices == devices and not found.unknown
+
+
+def test_a_recipe_says_its_lengths_and_the_type_of_its_checkpoint(tmp_path: Path) -> None:
+    """Weights have the recipe's type where the model is stored otherwise; its benchmark is left to the question."""
+    recipe = "model: {path: deepseek-ai/DeepSeek-R1, precision: %s}\nresources: {agg_workers: 1}\n"
+    recipe += "backend:\n  type: vllm\n  vllm_config:\n    aggregated: {tensor-parallel-size: 8}\n"
+    for precision, weights in (("fp4", "nvfp4"), ("fp8", None), ("bf16", "bf16")):
+        (tmp_path / "a.yaml").write_text(recipe % precision + "benchmark: {isl: 1024, osl: 8}\n")
+        found = import_server(str(tmp_path / "a.yaml"))
+        assert found.values.get("weights") == weights
+        assert any("--input-tokens 1024 --output-tokens 8" in note for note in found.assumed)
+
+
+def test_variables_of_kubernetes_are_the_container_s(tmp_path: Path) -> None:
+    """$(NAME) is a variable of the container, and one that is filled elsewhere is asked for by its name."""
+    head = "kind: ClusterServingRuntime\nspec:\n  containers:\n  - name: a\n    env: [{name: TP, value: '4'}]\n"
+    line = "    command: [python3, -m, sglang.launch_server]\n    args: [--model-path, $(MODEL_PATH), --tp, $(TP)]\n"
+    shell = (
+        "    command: [sh, -c]\n    args: ['python3 -m sglang.launch_server --model-path $(MODEL_PATH) --tp $(TP)']\n"
+    )
+    for started in (line, shell):
+        (tmp_path / "a.yaml").write_text(head + started)
+        found = import_server(str(tmp_path / "a.yaml"))
+        assert found.values["tp"] == 4 and "--set MODEL_PATH=VALUE" in found.assumed[0]
+        told = import_server(str(tmp_path / "a.yaml"), {"MODEL_PATH": "meta-llama/Llama-3.1-8B"})
+        assert told.values["model"] == "meta-llama/Llama-3.1-8B"
+
+
+def test_servers_beside_the_first_are_said(tmp_path: Path) -> None:
+    """A file that starts several deployments is read as the first, and names the others."""
+    one = "kind: Deployment\nspec: {template: {spec: %s}}\n"
+    started = [one % (POD % ("vllm, serve", name)) for name in ("Qwen/Qwen3-8B", "Qwen/Qwen3-32B")]
+    (tmp_path / "a.yaml").write_text("---\n".join(started))
+    found = import_server(str(tmp_path / "a.yaml"))
+    assert found.values["model"] == "Qwen/Qwen3-8B"
+    assert found.assumed == ("the first of 2 servers that the file starts; 1 left out: Qwen/Qwen3-32B",)
+
+
+def test_a_batch_is_asked_of_the_pool_that_decodes(tmp_path: Path) -> None:
+    """`infer` has one pool: that which decodes, on its own devices; `import` goes on with what answers for both."""
+    text, _, _ = RECIPES["values of vLLM production-stack"]
+    (tmp_path / "a.yaml").write_text(text)
+    asked = ("--from", str(tmp_path / "a.yaml"), "--on", "h100", "--input-tokens", "500", "--output-tokens", "20")
+    told = run("infer", *asked, "--json").tree
+    assert told["cluster"]["num_devices"] == 4 and (told["plan"]["tp"], told["plan"]["dp"]) == (2, 2)
+    assert any("the 4 of its 7 devices that decode" in note for note in told["assumptions"])
+    assert "on 7 x h100" in run("serve", *asked, "--rate", "2/s", "--requests", "50").out
+    assert "shardwise serve" in run("import", str(tmp_path / "a.yaml")).out
+
+
+def test_a_file_of_which_nothing_is_followed_is_refused(tmp_path: Path) -> None:
+    """Words without effect make no file of a trainer: values of a chart were read as settings of accelerate."""
+    silent = "".join(f"  SERVER_{i}: x\n" for i in range(16))
+    (tmp_path / "values.yaml").write_text(f"environment:\n{silent}ngcApiKeySecretName: a\n")
+    done = run("import", str(tmp_path / "values.yaml"))
+    assert done.status == 2 and "has no setting of a system that is read" in done.err
