@@ -67,8 +67,9 @@ def _refuse_foreign(case: Imported, name: str, text: str, around: ImportContext)
     strange = [one for one in case.unknown if one.value not in NOTHING]
     known = len(case.understood) + len(case.ignored) + len(case.silent)
     followed = case.understood or case.ignored
-    if case.unknown and (len(strange) >= known or (strange and not followed)):
-        other = unread(text)
+    other = unread(re.sub(r"(?m)(^|\s)#.*$", "", text)) if case.unknown else ""
+    named = bool(other) and name.endswith((".yaml", ".yml"))
+    if case.unknown and (named or len(strange) >= known or (strange and not followed)):
         most = f"{len(case.unknown)} of {known + len(case.unknown)} words are no settings of {case.system}"
         rule = "has no setting of a system that is read" if not followed else f"is of no system that is read: {most}"
         if re.search(r'"(model_type|architectures|hidden_size)"\s*:', text):
