@@ -62,6 +62,21 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
+def kept_by_name(function: Callable[[str], R]) -> Callable[[str], R]:
+    """Return a function of a name that keeps what it found; of a value of another type it gets the text, which none has.
+
+    >>> kept_by_name(len)("abc"), kept_by_name(len)([1])
+    (3, 3)
+    """
+    kept = cache(function)
+
+    @wraps(function)
+    def found(name: str) -> R:
+        return kept(name if isinstance(name, str) else repr(name))
+
+    return found
+
+
 @cache
 def _arguments(function: Callable[..., Any]) -> dict[str, Check]:
     """Return the check of each argument whose type is known, read when a function is first called."""

@@ -17,8 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.errors import InputError, Problem, plain
+
 _SHOWN = 10
 _WIDEST = 24
+
+
+def _lists(values: object) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, (str, bytes))
+
+
+def _refused(field: str, value: object, rule: str, remedy: str) -> InputError:
+    return InputError([Problem(field, plain(value), rule, remedy)])
 
 
 class Frame:
@@ -30,11 +40,15 @@ class Frame:
     """
 
     def __init__(self, columns: Mapping[str, Iterable[Any]]) -> None:
+        if not isinstance(columns, Mapping) or not all(map(_lists, columns.values())):
+            raise _refused("columns", columns, "must be values by name", 'write for example {"tp": [1, 2]}')
         self._columns = {name: column_of(values) for name, values in columns.items()}
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Frame:
         """Return the frame of records; a key that a record lacks is empty there."""
+        if not _lists(rows) or not all(isinstance(row, Mapping) for row in rows):
+            raise _refused("rows", rows, "must be records", 'write for example [{"tp": 1}, {"tp": 2}]')
         names = dict.fromkeys(key for row in rows for key in row)
         return cls({name: [row.get(name) for row in rows] for name in names})
 

@@ -16,8 +16,9 @@ import pytest
 from command_line import Done, both, run
 from shardwise import cli
 from shardwise.answers import _commands
+from shardwise.answers._case import DEFAULT_SEQ_LEN
 from shardwise.answers._help import EXAMPLES, FIRST
-from shardwise.plans import stack_names
+from shardwise.plans import Serving, stack_names
 from shardwise.serving import engine_names
 
 TRAIN = [
@@ -602,3 +603,21 @@ def test_help_starts_with_what_a_command_is_about() -> None:
             lines.index(one) for one in ("load", "pools", "autoscaling", "space", "search", "limits") if one in lines
         ]
         assert len(own) > 2 and max(own) < lines.index("achieved efficiencies") < lines.index("output")
+
+
+def test_a_time_without_a_unit_is_said_to_be_seconds() -> None:
+    """A limit of 50 may be meant in milliseconds: what it is taken for stands among what is assumed."""
+    words = ("plan", "infer", "gpt2", "--on", "1xh100", "--max-tpot", "20", "--max-ttft", "2s", "--json")
+    notes = run(*words).tree["best"][0]["assumptions"]
+    assert "max_tpot 20 s: seconds, as no unit is given" in notes and not any("max_ttft" in note for note in notes)
+    assert {"input_tokens 512: not given", "output_tokens 32: not given"} <= set(notes)
+
+
+@pytest.mark.parametrize(("command", "flag", "usual"), [
+    ("infer", "input-tokens", Serving().input_tokens), ("infer", "output-tokens", Serving().output_tokens),
+    ("train", "seq-len", DEFAULT_SEQ_LEN),
+])  # fmt: skip
+def test_help_names_the_lengths_that_are_usual(command: str, flag: str, usual: int) -> None:
+    """The help of a length says what is taken where nobody gives it."""
+    lines = run(command, "--help").out.split(f"--{flag} N", 1)[1]
+    assert f"left out, {usual}" in " ".join(lines.split()[:14])

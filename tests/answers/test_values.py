@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ LARGE, SMALL, ONE = sw.Model.load("llama-3.1-8b"), sw.Model.load("gpt2"), sw.Clu
 EIGHT, JOB = sw.Cluster.parse("8xh100"), sw.Training(seq_len=1024, global_batch=32)
 SHARDED = "llama-3.1-8b --on 8xh100 --sharding fsdp --micro-batch 1 --seq-len 1024 --global-batch 32"
 PLAN = sw.Plan(sharding="fsdp", dp=0)
+SCRIPT = Path(__file__).parent.parent / "formats" / "scripts" / "gpt3_175b.sh"
 # Nothing of it fits, and no single change does: the answer carries changes that fit together.
 TOO_LARGE = "llama-3.1-8b --on 1xrtx-4090 --global-batch 1 --micro-batch 1 --seq-len 4096"
 
@@ -108,3 +110,43 @@ def test_an_answer_gives_what_its_command_prints(command: str) -> None:
 def test_energy_gives_the_key_of_its_flag() -> None:
     """What `--energy` adds is what the energy of a report gives."""
     assert sw.energy(trained()).to_dict()["energy"] == printed(f"train {SHARDED} --energy")["energy"]
+
+
+def imported() -> sw.Imported:
+    """Return the case of a script of Megatron-LM."""
+    return sw.import_file(str(SCRIPT))
+
+
+def test_what_a_script_means_gives_what_import_prints() -> None:
+    """A case that was read of a file is given as `shardwise import` prints it."""
+    assert json.loads(json.dumps(imported().to_dict(), allow_nan=False)) == printed(f"import {SCRIPT}")
+
+
+def test_rows_of_a_search_are_given_one_by_one() -> None:
+    """A count of devices, and a plan behind the best, have the values that their command prints in its list."""
+    counts = "plan train gpt2 --on 8xh100 --seq-len 1024 --global-batch 64 --scaling 2..8"
+    rows = sw.strong_scaling(SMALL, EIGHT, sw.Training(seq_len=1024, global_batch=64), (2, 4, 8))
+    given = json.loads(json.dumps([row.to_dict() for row in rows], allow_nan=False))
+    assert [one | {"schema": 1} for one in printed(counts)["scaling"]] == given
+    asked = "plan infer llama-3.1-8b --on 1xh100 --batch 1,8 --input-tokens 512 --output-tokens 128"
+    near = sw.runners_up(sw.plan_serving(LARGE, ONE, SERVED, sw.ServingSpace(batch=sw.IntRanges.parse("1,8"))))
+    given = json.loads(json.dumps([one.to_dict() for one in near], allow_nan=False))
+    assert [one | {"schema": 1} for one in printed(asked)["runners_up"]] == given
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (lambda: sw.find_stack([1]), "stack"),
+        (lambda: sw.Frame.of_rows(1), "rows"),
+        (lambda: sw.Frame.of_rows([1]), "rows"),
+        (lambda: sw.Frame([1]), "columns"),
+        (lambda: sw.Frame({"a": 1}), "columns"),
+        (lambda: sw.plan_training(SMALL, EIGHT, JOB, executor=1), "executor"),
+    ],
+)
+def test_arguments_of_another_type_are_bad_input(asked: Callable[[], object], field: str) -> None:
+    """A value that no function can take is refused by name, never by a traceback."""
+    with pytest.raises(sw.InputError) as refused:
+        asked()
+    assert [one.field for one in refused.value.problems] == [field]

@@ -114,12 +114,18 @@ class Inputs:
                 self.problems.items.append(Problem(key, plain(p.value), p.rule, p.remedy))
 
 
+# A time other than 0 without its unit.
+_BARE = re.compile(r"(?=.*[1-9])[0-9]+\.?[0-9]*")
+
+
 def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> None:
     """Convert raw values into typed ones, recording what is wrong with them and what is missing."""
     inputs.bad |= {p.field for p in inputs.problems.items}
     for key, value in raw.items():
         try:
             inputs.values[key] = command.flags[key].kind.read(value, key)
+            if command.flags[key].kind.word == "TIME" and isinstance(value, str) and _BARE.fullmatch(value.strip()):
+                inputs.notes.append(f"{key} {value.strip()} s: seconds, as no unit is given")
         except InputError as error:
             inputs.problems.items += _of_several(key, value, command) or error.problems
             inputs.bad.add(key)

@@ -91,6 +91,9 @@ def ask(inputs: Inputs) -> ServingResult:
         inputs.merge(error, dtype="compute" if "compute" in inputs.values else "weights")
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
     inputs.problems.raise_if_any()
+    sizes = ("input_tokens", *(["output_tokens"] if model.generates else []))
+    usual = [f"{key} {getattr(job, key)}: not given" for key in sizes if key not in inputs.values]
+    inputs.notes += [note for note in usual if note not in inputs.notes]
     return result
 
 

@@ -79,7 +79,7 @@ def result_tree(
         },
         "best": best,
         "front": [short(report) for report in result.front],
-        "runners_up": [{**short(one.report), **runner_up_tree(one)} for one in runners_up(result)],
+        "runners_up": [runner_up_tree(one, short) for one in runners_up(result)],
         "rejected": [{**asdict(row), "change": change_tree(result.remedy(row.name))} for row in result.rejected],
         "nearest": short(result.nearest) if result.nearest is not None else None,
     }
@@ -329,9 +329,13 @@ def change_tree(remedy: Remedy | None) -> dict[str, Any] | None:
     return {"field": remedy.field, "value": value, "loss": remedy.loss, "best": remedy.best}
 
 
-def runner_up_tree(runner_up: RunnerUp) -> dict[str, Any]:
-    """Return by how much a plan is behind the best, and the constants that could put it ahead."""
-    return {"behind": runner_up.behind, "sensitivity": [asdict(swap) for swap in runner_up.sensitivity]}
+def runner_up_tree(runner_up: RunnerUp, short: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Return a plan in short, by how much it is behind the best, and the constants that could put it ahead."""
+    return {
+        **short(runner_up.report),
+        "behind": runner_up.behind,
+        "sensitivity": [asdict(swap) for swap in runner_up.sensitivity],
+    }
 
 
 def wrapped(row: tuple[str, ...], text: str, room: int) -> list[tuple[str, ...]]:

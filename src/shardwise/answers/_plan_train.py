@@ -286,13 +286,14 @@ def scaling_tree(rows: Sequence[ScalingRow], commands: Sequence[Sequence[str]]) 
             "covered": min(row.result.covered for row in rows),
             "objective": rows[0].result.options.objective,
         },
-        "scaling": [_row_tree(row) for row in rows],
+        "scaling": [row_tree(row) for row in rows],
         "best": best,
         "rejected": [],
     }
 
 
-def _row_tree(row: ScalingRow) -> dict[str, Any]:
+def row_tree(row: ScalingRow) -> dict[str, Any]:
+    """Return the best plan on a count of devices as plain values."""
     own = {"num_devices": row.num_devices, "plans": row.result.num_plans, "efficiency": row.efficiency}
     return {**own, "best": short_tree(row.best) if row.best is not None else None}
 

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from shardwise.answers._counting import CountReport
     from shardwise.answers._energy import Energy
     from shardwise.answers._roofline_points import Roofline
-    from shardwise.search import LoadResult, ServingResult, TrainingResult
+    from shardwise.formats import Imported
+    from shardwise.search import LoadResult, RunnerUp, ScalingRow, ServingResult, TrainingResult
     from shardwise.serving import InferReport
     from shardwise.serving.load import ServeReport
     from shardwise.training import CommReport, TrainReport
@@ -86,6 +87,25 @@ def _plan_serve(result: LoadResult) -> dict[str, Any]:
     return load_tree(result)
 
 
+def _imported(case: Imported) -> dict[str, Any]:
+    from shardwise.answers._import import import_tree
+
+    return import_tree(case)
+
+
+def _runner_up(one: RunnerUp) -> dict[str, Any]:
+    from shardwise.answers._plan_infer import short_serve_tree
+    from shardwise.answers._plan_page import runner_up_tree, short_tree
+
+    return runner_up_tree(one, short_serve_tree if hasattr(one.report, "ttft_seconds") else short_tree)
+
+
+def _scaled(row: ScalingRow) -> dict[str, Any]:
+    from shardwise.answers._plan_train import row_tree
+
+    return row_tree(row)
+
+
 _TREES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "TrainReport": _train,
     "InferReport": _infer,
@@ -97,4 +117,7 @@ _TREES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "TrainingResult": _plan_train,
     "ServingResult": _plan_infer,
     "LoadResult": _plan_serve,
+    "Imported": _imported,
+    "RunnerUp": _runner_up,
+    "ScalingRow": _scaled,
 }

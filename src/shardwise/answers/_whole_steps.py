@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwise.errors import InputError, Problem, plain
+
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster
     from shardwise.models import Model
@@ -64,6 +66,9 @@ def plan_training(
     """
     from shardwise.search import SerialExecutor, work_of
 
+    if executor is not None and not callable(getattr(executor, "run", None)):
+        remedy = "give one of shardwise.search, or leave it out"
+        raise InputError([Problem("executor", plain(executor), "must have the method run of an Executor", remedy)])
     return run_search(work_of(model, cluster, job, space, options), executor or SerialExecutor())
 
 

@@ -13,6 +13,7 @@ from shardwise.errors import InputError, Problem, Problems, near, plain
 from shardwise.files import check_tree, own_table
 from shardwise.hardware import Cluster
 from shardwise.models import Model
+from shardwise.notebook import PlainValues
 from shardwise.plans import Plan, Stack, Training
 from shardwise.records import dataclass, replace
 
@@ -34,7 +35,7 @@ class ReadArgument:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Imported:
+class Imported(PlainValues):
     """A case read from another system's files; `dp` 0 in the plan and `num_devices` 0 mean that the file is silent.
 
     `understood` set something, `assumed` is what the file leaves open, `ignored` names what was read and changes

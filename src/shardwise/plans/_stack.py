@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Literal, TypeAlias
 
 from shardwise.errors import known_name
+from shardwise.field_types import kept_by_name
 from shardwise.files import own_table
 from shardwise.hardware import Device, context_bytes
 from shardwise.plans._capabilities import Capabilities, capabilities_of
@@ -348,9 +349,6 @@ class Stack:
         return self.blas_handles * one + streams * library.get(family, library["other"])
 
 
-_USER_BUFFERS = 3
-
-
 @cache
 def stack_table() -> dict[str, dict[str, Any]]:
     """Return the table of every stack as it is written, without what it takes from another."""
@@ -379,11 +377,12 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 # What a table says of the choice of a stack, and what is read apart; any other key that is no field is an error.
 _CHOSEN_BY = ("fine_tunes", "proposed_for", "written_with", "vendors",
               "brought", "brought_adapters", "brought_replicas", "brought_schedules")  # fmt: skip
+_USER_BUFFERS = 3
 _TUPLES = ("overlap_sends", "usual_offload", "uncounted", "rotary_passes", "launch_hosts")
 _NOT_OF_IT = ("also", "extends", "sources", "runs", *_CHOSEN_BY)
 
 
-@cache
+@kept_by_name
 def find_stack(word: str) -> Stack:
     """Return the stack of a name, or of another word that people have for it; raises `InputError` with known ones.
 

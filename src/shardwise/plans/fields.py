@@ -161,7 +161,7 @@ def _counted(key: str, type_: Type, meaning: str, **more: Any) -> Field:
 
 
 TRAINING: tuple[Field, ...] = (
-    _counted("seq_len", "whole", "tokens of a sequence"),
+    _counted("seq_len", "whole", "tokens of a sequence; left out, 4096 in training"),
     _job("global_batch", "whole", "sequences of a step", searched="values"),
     _job("accumulation", "whole", "micro-batches of a step on each replica", sets=(), searched="no"),
     _counted(
@@ -260,8 +260,8 @@ SPECULATION = ("draft_model", "eagle", "mtp", "ngram")
 
 SERVING: tuple[Field, ...] = (
     _assumed("batch", "whole", "requests at once on each replica", searched="values"),
-    _assumed("input_tokens", "whole", "tokens of a prompt"),
-    _assumed("output_tokens", "whole", "tokens generated for a request; 0 for one pass over the input", least=0),
+    _assumed("input_tokens", "whole", "tokens of a prompt; left out, 512"),
+    _assumed("output_tokens", "whole", "tokens generated for a request; left out, 32; 0 for one pass", least=0),
     _job("weights", "text", "format of the weights, such as fp8; left out, the checkpoint's own", searched="values"),
     _job("dtype", "text", "the format by its bits, such as w8a8e16; `shardwise dtypes` lists them", sets=("weights",)),
     _job("kv_cache", "text", "format of the KV cache", searched="values"),

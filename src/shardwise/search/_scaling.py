@@ -10,6 +10,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.field_types import typed
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
+from shardwise.notebook import PlainValues
 from shardwise.plans import Training
 from shardwise.records import dataclass, replace
 from shardwise.search._executor import SerialExecutor
@@ -21,7 +22,7 @@ from shardwise.training import TrainReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingRow:
+class ScalingRow(PlainValues):
     """The best plan on so many devices; `efficiency` is its tokens a second and device over the first row's."""
 
     num_devices: int

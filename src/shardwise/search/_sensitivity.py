@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.cost import Band, band_of
 from shardwise.errors import InputError, Problem, plain
 from shardwise.field_types import typed
+from shardwise.notebook import PlainValues
 from shardwise.records import dataclass
 from shardwise.search._moved import CONSTANTS, Moves, constant_band, is_training, moved_replicas, moved_steps
 from shardwise.search._result import SearchResult, loss_of
@@ -50,7 +51,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunnerUp:
+class RunnerUp(PlainValues):
     """A plan behind the best by a share of its objective, and the constants that would put it ahead."""
 
     report: TrainReport | InferReport
