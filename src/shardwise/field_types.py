@@ -63,7 +63,7 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def kept_by_name(function: Callable[[str], R]) -> Callable[[str], R]:
-    """Return a function of a name that keeps what it found; of a value of another type it gets the text, which none has.
+    """Return a function of a name that keeps what it returned; a value of another type is none, and gets its text.
 
     >>> kept_by_name(len)("abc"), kept_by_name(len)([1])
     (3, 3)
@@ -71,10 +71,10 @@ def kept_by_name(function: Callable[[str], R]) -> Callable[[str], R]:
     kept = cache(function)
 
     @wraps(function)
-    def found(name: str) -> R:
+    def by_name(name: str) -> R:
         return kept(name if isinstance(name, str) else repr(name))
 
-    return found
+    return by_name
 
 
 @cache
