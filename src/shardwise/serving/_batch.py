@@ -15,7 +15,7 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._cache import SequenceCache, breakpoints
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
-from shardwise.serving._ledger import EngineStep, step_ledger
+from shardwise.serving._ledger import EngineStep, StepLedger, step_ledger
 from shardwise.serving._memory import StageBytes, caches_of, stages_bytes
 from shardwise.serving._policy import cuts_prompts
 from shardwise.serving._routing import routing_notes
@@ -175,13 +175,29 @@ def again_steps(case: ServingCase, sizes: ServingSizes[X]) -> list[tuple[EngineS
 
 
 def reserved_bytes(
-    case: ServingCase, sizes: ServingSizes[X], prefills: bool = True, decodes: bool = True
+    case: ServingCase,
+    sizes: ServingSizes[X],
+    phases: tuple[bool, bool] = (True, True),
+    known: dict[object, StepLedger[X]] | None = None,
 ) -> tuple[StageBytes[X], ...]:
-    """Return the bytes of every stage of a replica that prefills, decodes, or does both."""
+    """Return the bytes of every stage of a replica that runs (prefill, decode).
+
+    Steps of plain numbers that jobs have in common but for their lengths and their batch are taken from those `known`.
+    """
+    prefills, decodes = phases
     steps = [largest_step(case, sizes)] if prefills else []
     if decodes and case.job.output_tokens:
         steps.append(last_step(case, sizes))
-    return stages_bytes(case, sizes, [step_ledger(case, sizes, step) for step in steps])
+    if known is None:
+        return stages_bytes(case, sizes, [step_ledger(case, sizes, step) for step in steps])
+    ledgers = []
+    for step in steps:
+        # Whole numbers and others are told apart: those beyond 2**53 stay exact.
+        key = step, type(step.sequences), type(step.tokens), type(step.context)
+        if key not in known:
+            known[key] = step_ledger(case, sizes, step)
+        ledgers.append(known[key])
+    return stages_bytes(case, sizes, ledgers)
 
 
 def request_seconds(case: ServingCase, cost: BatchCost[X]) -> tuple[X, X]:

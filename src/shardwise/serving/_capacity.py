@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import field
 from typing import Any
 
 from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, reserved_bytes
 from shardwise.serving._cache import SequenceCache, keeps_states
 from shardwise.serving._case import ServingCase
+from shardwise.serving._ledger import StepLedger
 from shardwise.serving._memory import StageBytes, blocks_of, caches_of, pool_token_bytes, reserved_cache
 from shardwise.serving._sizes import PipelineStage, ServingSizes, sizes_of, take_rows
 
@@ -44,20 +46,26 @@ class Capacity:
 def largest_that(short: Callable[[int], float], most: int = _MOST) -> int:
     """Return the largest whole number up to `most` that is short of nothing, 0 where even 1 is; `short` never falls.
 
-    Illinois' variant of the false position: few steps where `short` is made of straight lines.
+    Illinois' variant of the false position: few steps where `short` is made of straight lines. On a stair, as blocks of
+    a cache make them, steps grow until they leave it.
 
     >>> largest_that(lambda n: n * n - 50)
     7
+    >>> asked = []
+    >>> largest_that(lambda n: asked.append(n) or n // 16 * 16 - 4000), len(asked)
+    (4015, 10)
     """
     low, high = 1, most
     at_low, at_high = short(low), short(high)
     if at_low > 0 or at_high <= 0:
         return 0 if at_low > 0 else most
-    kept = 0
+    kept, stair = 0, 1
     while high - low > 1:
         step = int((high - low) * at_low / (at_low - at_high)) if abs(kept) < _PATIENCE else (high - low) // 2
+        step = max(step, stair) if 2 * stair < high - low else (high - low) // 2
         at = low + min(max(step, 1), high - low - 1)
         missing = short(at)
+        stair = 4 * stair if missing == at_low else stair
         if missing > 0:
             high, at_high, kept = at, missing, max(kept, 0) + 1
             at_low /= 2.0 ** (kept > 1)
@@ -67,35 +75,44 @@ def largest_that(short: Callable[[int], float], most: int = _MOST) -> int:
     return low
 
 
-def short_by(
-    case: ServingCase, sizes: ServingSizes[float], phases: tuple[bool, bool] = (True, True), **job: Any
-) -> float:
-    """Return bytes that the fullest stage lacks for a changed job on a replica that runs (prefill, decode)."""
-    case = replace(case, job=replace(case.job, **job))
-    stages = reserved_bytes(case, replace(sizes, batch=case.job.batch), *phases)
-    return max(m.kv_cache - m.cache_budget for m in stages)
+@dataclass(kw_only=True, slots=True)
+class _Room:
+    """What changed jobs of one case lack on a replica: steps that come again are laid out once."""
+
+    case: ServingCase
+    sizes: ServingSizes[float]
+    ledgers: dict[object, StepLedger[float]] = field(default_factory=dict)
+
+    def short_by(self, phases: tuple[bool, bool] = (True, True), **job: Any) -> float:
+        """Return bytes that the fullest stage lacks for a changed job on a replica that runs (prefill, decode)."""
+        case = replace(self.case, job=replace(self.case.job, **job))
+        stages = reserved_bytes(case, replace(self.sizes, batch=case.job.batch), phases, self.ledgers)
+        return max(m.kv_cache - m.cache_budget for m in stages)
 
 
-def capacity_of(case: ServingCase, cost: BatchCost[float]) -> Capacity:
-    """Return what fits on one replica under the engine's budget.
+def most_requests(case: ServingCase, cost: BatchCost[float]) -> int:
+    """Return the requests at full length that fit on one replica at once."""
+    room = _Room(case=case, sizes=cost.sizes)
+    return largest_that(lambda n: room.short_by(batch=n))
+
+
+def capacity_of(case: ServingCase, cost: BatchCost[float], most: int) -> Capacity:
+    """Return what fits on one replica under the engine's budget, beside its `most_requests`.
 
     `kv_cache_tokens` is what the batch that was asked leaves room for. `largest_prefill_batch` is of a replica that
     generates nothing, `largest_decode_batch` of one whose prompts come with their cache; `longest_context` keeps batch
     and output, and ends at the positions of the model. Without a cache activations alone bound a batch.
     """
-    job, sizes, past = case.job, cost.sizes, case.job.prefix_tokens
-    most = largest_that(lambda n: short_by(case, sizes, batch=n))
+    job, room, past = case.job, _Room(case=case, sizes=cost.sizes), case.job.prefix_tokens
     alone = case.job.use_kv_cache and job.output_tokens
     beyond = past + job.output_tokens
     positions = case.model.most_tokens
-    new = largest_that(
-        lambda n: short_by(case, sizes, input_tokens=past + n), positions - beyond if positions else _MOST
-    )
+    new = largest_that(lambda n: room.short_by(input_tokens=past + n), positions - beyond if positions else _MOST)
     return Capacity(
         kv_cache_tokens=cache_tokens(case, cost),
         max_concurrency=most,
-        largest_prefill_batch=largest_that(lambda n: short_by(case, sizes, (True, False), batch=n, output_tokens=0)),
-        largest_decode_batch=largest_that(lambda n: short_by(case, sizes, (False, True), batch=n)) if alone else most,
+        largest_prefill_batch=largest_that(lambda n: room.short_by((True, False), batch=n, output_tokens=0)),
+        largest_decode_batch=largest_that(lambda n: room.short_by((False, True), batch=n)) if alone else most,
         longest_context=new and new + beyond,
     )
 
@@ -124,7 +141,7 @@ def state_block(case: ServingCase) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Room:
+class _CacheRoom:
     """What bounds the cache of a replica: of every stage its layers, the bytes left for the cache, and its pages."""
 
     case: ServingCase
@@ -165,14 +182,14 @@ def _room_of(
     stages: Sequence[PipelineStage[float]],
     memory: Sequence[StageBytes[float]],
     caches: tuple[tuple[SequenceCache[float], ...], ...],
-) -> _Room:
+) -> _CacheRoom:
     budgets = [max(0.0, m.cache_budget) for m in memory]
     pages = [_pages(case, stage, caches) for stage in stages]
     block = case.engine.memory.block_tokens
-    return _Room(case=case, block=block, stages=stages, caches=caches, budgets=budgets, pages=pages)
+    return _CacheRoom(case=case, block=block, stages=stages, caches=caches, budgets=budgets, pages=pages)
 
 
-def _cache_tokens(case: ServingCase, room: _Room) -> int:
+def _cache_tokens(case: ServingCase, room: _CacheRoom) -> int:
     """Return tokens of cache beside the working memory of the batch that was asked.
 
     Whole blocks for models whose cache grows with every token, what vLLM prints for its groups of mixed layers, and
@@ -186,7 +203,7 @@ def _cache_tokens(case: ServingCase, room: _Room) -> int:
     return room.sequences(full) * int(full)
 
 
-def _held_tokens(case: ServingCase, room: _Room, length: float) -> int:
+def _held_tokens(case: ServingCase, room: _CacheRoom, length: float) -> int:
     """Return tokens that sequences of a mean length hold together, 0 where the longest does not fit.
 
     They are all of the cache where it grows with every token. Windows and states take less of a longer sequence a

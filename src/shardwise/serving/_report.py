@@ -16,7 +16,7 @@ from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, evaluate, request_seconds
 from shardwise.serving._cache import keeps_states
-from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of, held_tokens, state_blocks
+from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of, held_tokens, most_requests, state_blocks
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
 from shardwise.serving._engine import ServingOptions
 from shardwise.serving._memory import StageBytes, memory_share
@@ -150,7 +150,7 @@ class InferReport(Card):
     @cached_property
     def capacity(self) -> Capacity:
         """What would fit on one replica."""
-        return capacity_of(self.case, self.evaluation)
+        return capacity_of(self.case, self.evaluation, self.max_concurrency)
 
     @property
     def cache_share(self) -> float:
@@ -176,10 +176,10 @@ class InferReport(Card):
             return self.max_concurrency
         return state_blocks(self.case, self.evaluation)
 
-    @property
+    @cached_property
     def max_concurrency(self) -> int:
         """Requests of input and output tokens that fit on one replica at once."""
-        return self.capacity.max_concurrency
+        return most_requests(self.case, self.evaluation)
 
     @property
     def ttft_seconds(self) -> float:
