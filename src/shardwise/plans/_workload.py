@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, chain, islice, pairwise, repeat, takewhile
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -44,11 +44,12 @@ def _evenly(random: Random, count: int) -> Iterator[float]:
     >>> sorted(int(4 * share) for share in islice(_evenly(Random(0), 4), 4))
     [0, 1, 2, 3]
     """
-    order = list(range(count))
+    order, draw = list(range(count)), random.random
     while True:
         random.shuffle(order)
         for part in order:
-            yield (part + max(random.random(), 1e-12)) / count
+            drawn = draw()
+            yield (part + (drawn if drawn > 1e-12 else 1e-12)) / count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,22 +72,30 @@ class Length:
 
     def at(self, share: float) -> int:
         """Return the tokens that so much of all requests has at most, for a share between 0 and 1."""
+        return self._quantiles()(share)
+
+    def _quantiles(self) -> Callable[[float], int]:
+        """Return what gives the tokens at a share; what all shares have in common is computed once."""
+        low, mean = self.low, self.mean
         if self.kind == "fixed":
-            return round(self.mean)
+            return lambda share: round(mean)
         if self.kind == "empirical":
-            return self.values[int(share * len(self.values))]
+            values, many = self.values, len(self.values)
+            return lambda share: values[int(share * many)]
         if self.kind == "uniform":
-            return self.low + int(share * (self.high - self.low + 1))
+            wide = self.high - low + 1
+            return lambda share: low + int(share * wide)
+        most = self.largest
         if self.kind == "exponential":
-            drawn = -self.mean * math.log1p(-share)
-        else:
-            width = math.log(1 + self.cv**2)
-            drawn = self.mean * math.exp(math.sqrt(width) * _normal().inv_cdf(share) - width / 2)
-        return min(max(round(drawn), self.low), self.largest)
+            return lambda share: min(max(round(-mean * math.log1p(-share)), low), most)
+        width = math.log(1 + self.cv**2)
+        spread, half, normal, exp = math.sqrt(width), width / 2, _normal().inv_cdf, math.exp
+        return lambda share: min(max(round(mean * exp(spread * normal(share) - half)), low), most)
 
     def each(self, random: Random, count: int) -> Iterator[int]:
         """Yield the tokens of one request after another, without end; so many together are of the very distribution."""
-        return repeat(round(self.mean)) if self.kind == "fixed" else map(self.at, _evenly(random, count))
+        fixed = self.kind == "fixed"
+        return repeat(round(self.mean)) if fixed else map(self._quantiles(), _evenly(random, count))
 
     @property
     def largest(self) -> int:
@@ -159,7 +168,10 @@ class Arrivals:
     def _gaps(self, random: Random, steps: Iterator[int] = _EACH) -> Iterator[float]:
         """Yield sums of so many random gaps of a mean of 1."""
         shape = 1 / self.cv**2 if self.kind == "gamma" else 1.0
-        yield from (random.gammavariate(shape * step, 1 / shape) for step in steps)
+        drawn, draw, log = random.gammavariate, random.random, math.log
+        for step in steps:
+            # A gamma distribution of shape 1 is the exponential one, drawn as `Random` does.
+            yield -log(1.0 - draw()) if shape * step == shape == 1.0 else drawn(shape * step, 1 / shape)
 
     def through(self, stages: Sequence[tuple[float, float]], random: Random) -> Arrivals:
         """Return arrivals whose rate changes: so many requests a second for so many seconds, one stage after another.

@@ -92,8 +92,11 @@ class Scheduler(SchedulerState):
             return
         if seconds != step.seconds:
             self.spent = self.spent[0], self.spent[1] + steps * (seconds - self.repriced(step, steps))
-        trace = self.trace
-        trace.decoded(seconds, self.decoding, steps, self.made)
+        trace, made = self.trace, self.made
+        if trace.stalls:
+            trace.decoded(seconds, self.decoding, steps, made)
+        else:
+            trace.gaps.append((seconds / made, round(self.decoding * steps * made)))
         self._pass_time(seconds * steps, seconds)
         trace.iterations += steps
         self.unseen = (self.unseen + steps) % self.policy.receive_steps
@@ -309,7 +312,7 @@ class Scheduler(SchedulerState):
         if steps * count * self.made > free:
             steps = max(int(free // (count * self.made)), 1)
         context = self.contexts / count
-        seconds = table.decode(count, context)
+        seconds, middle = table.decode(count, context), 0.0
         if self.waiting and self.cause == STEP:
             steps = 1
         elif count + len(self.prompts) < self.policy.max_sequences and not self.waiting:
@@ -318,12 +321,13 @@ class Scheduler(SchedulerState):
                 until = self.pending[0].ready
             until -= self.now
             # Steps grow with the context: over long answers by seconds, of which the first step tells nothing.
-            if until < steps * table.decode(count, context + (steps - 1) / 2):
-                every = self.policy.receive_steps
+            middle = table.decode(count, context + (steps - 1) / 2)
+            if until < steps * middle:
+                every, middle = self.policy.receive_steps, 0.0
                 after = self.unseen + table.steps_within(until, count, context, seconds)
                 steps = min(steps, -(-after // every) * every - self.unseen)
         if steps > 1:
-            seconds = table.decode(count, context + (steps - 1) / 2)
+            seconds = middle or table.decode(count, context + (steps - 1) / 2)
         return Step((), steps, seconds, count)
 
     def _decoded(self, steps: int) -> None:

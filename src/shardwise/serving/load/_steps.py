@@ -166,6 +166,8 @@ class StepTable:
         columns = [np.interp(asked, counts, cached[:, i]) for i in range(len(contexts))]
         self._attention: list[list[float]] = np.array(columns).T.tolist()
         self._contexts, self._last_context = contexts, len(contexts) - 1
+        self._between = contexts[1:-1]
+        self._lines: list[list[tuple[float, float, float, float]]] = [[] for _ in every]
         # Every third number of sequences is priced beside prompts.
         few = np.concatenate([counts[:-1:3], counts[-1:]]) if runs_as_prompts(case) else counts[:0]
         wide = self._prompts(case, step_tokens, context, few)
@@ -238,10 +240,16 @@ class StepTable:
 
     def decode(self, count: int, context: float) -> float:
         """Return seconds of a step of `count` decoding sequences at a mean context."""
-        at, row = self._contexts, self._attention[count]
-        after = bisect_right(at, context, 1, self._last_context)
-        start, first = at[after - 1], row[after - 1]
-        return self._rest[count] + (first + (context - start) / (at[after] - start) * (row[after] - first))
+        lines = self._lines[count] or self._lines_of(count)
+        start, width, first, more = lines[bisect_right(self._between, context)]
+        return self._rest[count] + (first + (context - start) / width * more)
+
+    def _lines_of(self, count: int) -> list[tuple[float, float, float, float]]:
+        """Return the lines between known contexts of so many sequences: where each starts, how wide, and its values."""
+        row, each = self._attention[count], pairwise(self._contexts)
+        lines = [(at, to - at, row[i], row[i + 1] - row[i]) for i, (at, to) in enumerate(each)]
+        self._lines[count] = lines
+        return lines
 
     def steps_within(self, seconds: float, count: int, context: float, first: float) -> int:
         """Return how many decode steps from a context on reach so far; each is longer than the first, as given."""
