@@ -38,7 +38,8 @@ FOREIGN = (
     "rtx-5080 a4000 rtx-a4500 m1-ultra m2-max m3-ultra m4 m4-max "
     "rtx-4080 rtx-5000-ada rtx-a5000 rtx-pro-4500 rx-7900-xtx sn40l tpu-v7x trainium1-core a10-pcie-28gb "
     "a10-pcie-40gb a10g-pcie-24gb a6000-48gb mi100-32gb mi210-64gb mi250-128gb mi250x-128gb v100-pcie-16gb "
-    "strix-halo radeon-8060s jetson-thor m5 m5-pro m5-max m4-pro trn3 rtx-pro-5000 7900-xt gb200-nvl72 gb300-nvl72 h100 a100 v100 mi250x h200 b200"
+    "jetson-thor m5 m5-pro m5-max m4-pro trn3 rtx-pro-5000 7900-xt "
+    "strix-halo radeon-8060s gb200-nvl72 gb300-nvl72 h100 a100 v100 mi250x h200 b200"
 )
 
 # Published dense figures, read in the makers' documents: memory in GiB, TB/s, and TFLOP/s by data type.

@@ -185,6 +185,46 @@ def test_prompts_behind_a_context_on_rdna_are_near(
     assert abs(seconds * measured / 2048 - 1) <= 0.12
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "device", "weights", "before", "tokens", "measured"),
+    [
+        ("llama.cpp", "qwen3.6-35b-a3b", "strix-halo", "q4_k_m", 32768, 512, 576),  # ggml-org/llama.cpp pull 26419
+        ("llama.cpp", "qwen3.6-35b-a3b", "strix-halo", "q4_k_m", 65536, 512, 390),
+        ("llama.cpp-2025", "ministral-3-8b-instruct", "r9700", "bf16", 32768, 2048, 545),  # amd-r9700-ai-toolboxes
+        ("llama.cpp-2025", "qwen3-30b-a3b", "r9700", "q4_k_m", 32768, 2048, 403),
+        ("llama.cpp-2025", "llama-2-7b", "r9700", "q4_0", 32768, 2048, 568),
+    ],
+)
+def test_attention_runs_on_vector_units_where_matrix_units_take_no_such_heads(
+    engine: str, model: str, device: str, weights: str, before: int, tokens: int, measured: float
+) -> None:
+    """Heads of 256 on RDNA, and all heads before 2026: tokens a second behind a context are within 12 %."""
+    asked = {"input_tokens": tokens + before, "prefix_tokens": before, "output_tokens": 1, "weights": weights}
+    job = Serving(batch=1, max_batched_tokens=2048, **asked)
+    seconds = ask(model, job, Plan(), device, engine=engine).ttft_seconds
+    assert abs(seconds * measured / tokens - 1) <= 0.12
+
+
+def test_heads_that_matrix_units_take_do_not_run_on_vector_units() -> None:
+    """Llama 3 8B shares keys of 128 among four heads: only what is older than such kernels runs it on vector units."""
+    job = Serving(batch=1, input_tokens=18432, prefix_tokens=16384, output_tokens=1, weights="q8_0")
+    new, old = (ask("llama-3-8b", job, Plan(), "r9700", engine=name) for name in ("llama.cpp", "llama.cpp-2025"))
+    assert old.ttft_seconds > 2 * new.ttft_seconds
+    new, old = (ask("llama-3-8b", job, Plan(), "rtx-4090", engine=name) for name in ("llama.cpp", "llama.cpp-2025"))
+    assert old.ttft_seconds == new.ttft_seconds
+
+
+@pytest.mark.parametrize(
+    ("device", "measured"),
+    [("m1-max", 46.2), ("m4", 20.9), ("m5-max", 89.3)],  # brand-o/normiebench issues 40 and 3, AlexsJones/llmfit
+)
+def test_cores_of_newer_apple_chips_widen_weights_beside_floats(device: str, measured: float) -> None:
+    """Llama 3.1 8B in Q4_K_M: M1 Max is bound by widening, M4 and M5 by memory; tokens a second within 15 %."""
+    job = Serving(batch=1, input_tokens=1, output_tokens=128, weights="q4_k_m")
+    found = 1 / ask("llama-3.1-8b", job, Plan(), device, engine="llama.cpp").tpot_seconds
+    assert abs(found / measured - 1) <= 0.15
+
+
 @pytest.mark.parametrize(("model", "measured"), [("gemma-4-31b", 75), ("qwen3.5-27b", 82), ("qwen3.5-9b", 213)])
 def test_thin_products_on_blackwell_are_bound_by_its_cores(model: str, measured: float) -> None:
     """B300 decodes hardly faster than H200 with llama.cpp: tokens a second are within 15 % (pavlokhmel.com)."""

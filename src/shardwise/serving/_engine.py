@@ -103,6 +103,8 @@ class EngineQuantisation:
     """Rows of a tile of such GEMMs: those of an expert end within one (0: as other GEMMs')."""
     unpack_operations: tuple[tuple[str, float], ...] = ()
     """Multiply-adds in which a weight of a format is widened where the device has no units for integers."""
+    unpack_shares: tuple[tuple[str, float], ...] = ()
+    """Share of these that takes time, by device (a pattern): what runs beside others in cores takes none."""
     unpack_rows: int = 0
     """Rows of a tile for which weights are widened once (0: they are not widened in tiles)."""
     fp4_gains: tuple[tuple[str, float], ...] = ()
@@ -169,6 +171,10 @@ class EngineAttention:
     """Seconds in which one core chooses among the scores of a token, a key (0: all cores choose)."""
     beside_prompts: tuple[str, ...] = ()
     """Families of devices on which every sequence of a step with prompts runs the kernel of prompts."""
+    matrix_heads: tuple[tuple[str, int, int], ...] = ()
+    """Widest head and least query heads of a group that matrix units take, by family of devices (a pattern)."""
+    vector_share: float = 0.0
+    """Share of the vector units' rate at which attention of other heads runs there."""
     heads_apart: bool = False
     """The step has longer prompts too, so that each head of a sequence with one token fills a tile of its own."""
 

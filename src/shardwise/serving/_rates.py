@@ -25,7 +25,7 @@ _QUANTISED_BYTES = 3.0
 def engine_rates(case: ServingCase, fitted: Rates[Any]) -> dict[str, Rates[Any]]:
     """Return the rates of GEMMs by type: in 16 bits, of which `fitted` are the device's, and in those of formats."""
     device, wanted = case.cluster.device, case.efficiencies
-    own = _by_library(_summed(fitted, case), case)
+    own = _on_vectors(_by_library(_summed(fitted, case), case), case)
     rates = {case.dtype: _on_processor(captured(own, case.engine, wanted.ideal, device), case)}
     for form in case.format.narrow:
         if (dtype := type_of(case, form)) not in rates:
@@ -91,8 +91,9 @@ def weight_only_rates(case: ServingCase, wide: Rates[X]) -> dict[str, Rates[X]]:
 
 def unpacked_weights(case: ServingCase) -> float:
     """Return narrow weights a second that a device without units for integers widens, 0 where that takes no time."""
-    device, own = case.cluster.device, case.engine.quantisation.unpack_operations
-    each = next((count for names, count in own if re.fullmatch(names, case.format.base)), 0.0)
+    device, own = case.cluster.device, case.engine.quantisation
+    each = next((count for names, count in own.unpack_operations if re.fullmatch(names, case.format.base)), 0.0)
+    each *= next((share for names, share in own.unpack_shares if re.fullmatch(names, device.chip)), 1.0)
     other = family_of(device).startswith("cpu") or "int8" in device.matrix_flops or not device.knows("vector_flops")
     return 0.0 if other or not each or case.efficiencies.ideal else device.vector_flops / (2 * each)
 
@@ -138,6 +139,20 @@ def _untuned(rates: Any, case: ServingCase) -> Any:
     middle = gemm_rates(case.cluster.device, case.dtype, row, case.efficiencies)
     form = ("matmul_start", "sharpness", "tiling", "ramp_seconds", "ramp_traffic", "corrections")
     return replace(rates, **{name: getattr(middle, name) for name in form})
+
+
+def _on_vectors(rates: Any, case: ServingCase) -> Any:
+    """Return rates with which attention runs on vector units where matrix units do not take heads as the model's."""
+    device, own = case.cluster.device, case.engine.attention
+    rule = next((one for one in own.matrix_heads if re.fullmatch(one[0], rates.family)), None)
+    if rule is None or case.efficiencies.ideal or not device.knows("vector_flops"):
+        return rates
+    _, widest, least = rule
+    heads = (mixer.core(False) for block in case.model.kinds for mixer in block.mixers)
+    if all(one.head <= widest and one.group >= least for one in heads if one):
+        return rates
+    flops = leaf("attention FLOP/s of vector units", own.vector_share * device.vector_flops, "datasheet and fit")
+    return replace(rates, attention_forward_flops=flops)
 
 
 def _on_processor(rates: Any, case: ServingCase) -> Any:
