@@ -225,6 +225,29 @@ def test_cores_of_newer_apple_chips_widen_weights_beside_floats(device: str, mea
     assert abs(found / measured - 1) <= 0.15
 
 
+@pytest.mark.parametrize(
+    ("model", "device", "weights", "measured"),
+    [
+        ("llama-3.1-8b", "m3-ultra-60core", "mlx4", 119.4),  # github.com/raullenchai/Rapid-MLX
+        ("gemma-3-27b", "m3-ultra-60core", "mlx4", 35.2),
+        ("qwen2.5-14b", "m4-pro", "mlx4", 25.9),  # github.com/AlexsJones/llmfit
+        ("qwen3-30b-a3b", "m4-pro", "mlx4", 70.4),
+        ("qwen3-4b", "m4-max", "bf16", 52.5),  # github.com/ml-explore/mlx-lm mlx_lm/BENCHMARKS.md
+    ],
+)
+def test_a_token_of_mlx_is_near(model: str, device: str, weights: str, measured: float) -> None:
+    """One user's tokens a second are within 16 % of the published figure, with no constant of MLX's own."""
+    job = Serving(batch=1, input_tokens=512, output_tokens=128, weights=weights)
+    found = 1 / ask(model, job, Plan(), device, engine="mlx").tpot_seconds
+    assert abs(found / measured - 1) <= 0.16
+
+
+def test_two_cards_that_held_a_mixture_in_16_bits_are_said_to() -> None:
+    """Qwen3 30B in 16 bits ran behind 32,768 tokens on two R9700 of 32,624 MiB each (kyuz0/amd-r9700-ai-toolboxes)."""
+    job = Serving(batch=1, input_tokens=34816, output_tokens=1, weights="bf16", max_batched_tokens=2048)
+    assert ask("qwen3-30b-a3b", job, Plan(pp=2), "r9700", engine="llama.cpp").fits
+
+
 @pytest.mark.parametrize(("model", "measured"), [("gemma-4-31b", 75), ("qwen3.5-27b", 82), ("qwen3.5-9b", 213)])
 def test_thin_products_on_blackwell_are_bound_by_its_cores(model: str, measured: float) -> None:
     """B300 decodes hardly faster than H200 with llama.cpp: tokens a second are within 15 % (pavlokhmel.com)."""
