@@ -256,10 +256,10 @@ class LaunchLine:
         """Return an engine that captures no graphs."""
         return self._uncached(engine, "eager", model)
 
-    def synchronous(self, engine: str, model: str, keys: Iterable[str]) -> str:
-        """Return an engine that schedules a step when the one before it has ended, which a line says by `keys`."""
+    def with_option(self, engine: str, what: str, model: str, keys: Iterable[str]) -> str:
+        """Return an engine as a launch has it that says so by `keys`, as of steps scheduled when the last has ended."""
         self.follow(keys, "engine")
-        return self._uncached(engine, "synchronous", model)
+        return self._uncached(engine, what, model)
 
     def _uncached(self, engine: str, what: str, model: str) -> str:
         """Return an engine as a launch has it whose entry has no prefix cache: said where that matters."""

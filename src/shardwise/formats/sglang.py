@@ -91,6 +91,8 @@ def words_of(one: Deployment) -> Words:
         words[_UNCAPTURED] = True
     if "synchronous" in one.report.case.engine.launched_with:
         words["--disable-overlap-schedule"] = True
+    if "flashinfer_gemm" in one.report.case.engine.launched_with:
+        words[_BLOCK_GEMMS] = _FLASHINFER
     if one.role:
         words["--disaggregation-mode"] = one.role
     refuse(launch_types)
@@ -123,6 +125,7 @@ def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exporte
     return written(one, "sglang", start, words, notes)
 
 
+_BLOCK_GEMMS, _FLASHINFER = "--fp8-gemm-backend", "flashinfer_trtllm"
 STARTS = r"(-m (sglang\.launch_server|dynamo\.sglang(\.[a-z_]+)*)|\bsglang serve)"
 _WEIGHTS = {"fp8": "fp8", "w8a8_fp8": "fp8", "w8a8_int8": "int8-w8a8", "awq": "int4", "awq_marlin": "int4"}
 _WEIGHTS |= {"gptq": "int4", "gptq_marlin": "int4", "mxfp4": "mxfp4", "modelopt": "fp8", "modelopt_fp4": "nvfp4"}
@@ -164,13 +167,15 @@ def _depth(line: LaunchLine, method: str) -> tuple[int, int]:
 def _engine(line: LaunchLine, model: str) -> str:
     """Return the engine by what a line switches off, of which one is told.
 
-    Captured graphs, then steps that are scheduled ahead, then the prefix cache.
+    Captured graphs, then steps that are scheduled ahead, then kernels of 8-bit blocks, then the prefix cache.
     """
     off = line.flag("--disable-radix-cache")
     if line.flag("--disable-cuda-graph") or (_no_graphs(line, _DECODING) and _no_graphs(line, _PROMPTS)):
         return line.eager("sglang", "" if off else model)
     if line.flag("--disable-overlap-schedule"):
-        return line.synchronous("sglang", "" if off else model, ("--disable-overlap-schedule",))
+        return line.with_option("sglang", "synchronous", "" if off else model, ("--disable-overlap-schedule",))
+    if line.word(_BLOCK_GEMMS) == _FLASHINFER:
+        return line.with_option("sglang", "flashinfer_gemm", "" if off else model, (_BLOCK_GEMMS,))
     return "sglang" if off else line.caching("sglang", model)
 
 

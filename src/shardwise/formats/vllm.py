@@ -176,7 +176,8 @@ def _engine(line: LaunchLine, model: str) -> str:
     if line.flag("--enforce-eager") or _captures_nothing(line):
         return line.eager("vllm", "" if off else model)
     if line.flag("--no-async-scheduling") or line.values.get("--async-scheduling") == "false":
-        return line.synchronous("vllm", "" if off else model, ("--no-async-scheduling", "--async-scheduling"))
+        keys = ("--no-async-scheduling", "--async-scheduling")
+        return line.with_option("vllm", "synchronous", "" if off else model, keys)
     return "vllm" if off else line.caching("vllm", model)
 
 

@@ -144,7 +144,7 @@ def offload_bytes_per_second(table: Table) -> float:
 
 
 # Facts of a server that notes of rows state, each of which may tell an engine.
-_NOTED = ("sampler", "experts", "launch", "core", "prefix_cache", "sparse_attention")
+_NOTED = ("sampler", "experts", "launch", "core", "prefix_cache", "sparse_attention", "block_gemms")
 FIXED = ("static", "single_stream")
 """Modes of files in which a batch starts and ends together."""
 

@@ -115,6 +115,8 @@ class EngineQuantisation:
     """Whether GEMMs that widen weights themselves cost what the tables of such kernels have."""
     widened_formats: tuple[tuple[str, str], ...] = ()
     """Formats whose linear layers widen weights in a kernel on devices that have their rate: (format, family)."""
+    block_shares: tuple[tuple[str, float], ...] = ()
+    """Shares of the peak that GEMMs in 8-bit blocks reach in a kernel that it is told to run, by family of devices."""
     fp8_cache_elements_per_core: float = 0.0
     """Elements a second that a core widens from 8-bit floats without an instruction for it (0: as fast as it reads)."""
 

@@ -31,7 +31,7 @@ def engine_rates(case: ServingCase, fitted: Rates[Any]) -> dict[str, Rates[Any]]
         if (dtype := type_of(case, form)) not in rates:
             one = replace(case, compute=dtype, format=form)
             device_rates = rates_of(device, dtype, 0.0, wanted, ("", "", "forward"))
-            narrow = captured(device_rates, case.engine, wanted.ideal, device)
+            narrow = _by_blocks(captured(device_rates, case.engine, wanted.ideal, device), one)
             rates[dtype] = _on_processor(_fused_quantisation(_by_library(narrow, one, "fp8_shares"), one), one)
     return rates
 
@@ -130,6 +130,16 @@ def _by_library(rates: Any, case: ServingCase, name: str = "library_shares") -> 
     moved = leaf("achievable HBM bytes/s", memory * device.memory_bytes_per_second, why)
     rates = replace(rates, matmul_flops=flops, matmul_bytes=moved)
     return rates if dtype == "fp8" else _untuned(rates, case)
+
+
+def _by_blocks(rates: Any, case: ServingCase) -> Any:
+    """Return rates of GEMMs in 8-bit blocks as a kernel that the engine is told to run reaches them."""
+    share = dict(case.engine.quantisation.block_shares).get(rates.family, 0.0)
+    if case.efficiencies.ideal or not share or (case.compute, case.format.name) != ("fp8", "fp8-block"):
+        return rates
+    why = dict(case.engine.sources)["quantisation.block_shares"]
+    flops = share * case.cluster.device.peak_flops(case.compute)
+    return replace(rates, matmul_flops=leaf("achievable matrix FLOP/s", flops, why))
 
 
 def _untuned(rates: Any, case: ServingCase) -> Any:
