@@ -827,6 +827,13 @@ def test_a_slurm_script_starts_one_task_a_node(target: str, more: str, tmp_path:
     assert said.stdout == "1 first 1 first\n"
 
 
+@pytest.mark.parametrize(("more", "expected"), [("", 4), ("tiled_mlp_num_shards: 6\n", 6)])
+def test_axolotls_tiles_have_32768_tokens_unless_told(more: str, expected: int) -> None:
+    """A sequence of 131,072 tokens has four, as axolotl 0.21.0 monkeypatch/tiled_mlp/patch.py cuts it."""
+    text = "base_model: Qwen/Qwen3-8B\nsequence_len: 131072\ntiled_mlp: true\n" + more
+    assert axolotl.read(text).stack.settings.tile_mlp == expected
+
+
 def test_a_script_of_the_user_s_is_not_wrapped() -> None:
     """DeepSpeed's file has no command that starts it, so there is nothing to wrap."""
     done = run("export", "deepspeed", "gpt2", "--on", "8xh100", "--wrap", "slurm")

@@ -79,7 +79,8 @@ SAVERS: tuple[tuple[str, dict[str, str], dict[str, Any], set[str]], ...] = (
     ("deepspeed", {**TILED, **EARLY}, {}, {"updates_in_backward"}),
     ("fsdp-2024", EARLY, {}, {"updates_in_backward"}),
     ("pytorch", EARLY, {}, set()),
-    ("ms-swift", TILED, {}, set()),
+    # github.com/modelscope/ms-swift pull 7090, which was never merged.
+    ("ms-swift", TILED, {}, {"tile_mlp"}),
     ("unsloth", TILED, {}, set()),
     ("unsloth-2024", TILED, {}, {"tile_mlp"}),
     # megatron/training/arguments.py asserts that --cross-entropy-fusion-impl is not te, which Megatron-Bridge sets.

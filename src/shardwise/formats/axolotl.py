@@ -7,6 +7,7 @@ run for defaults and for what one key implies of another.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
@@ -100,8 +101,9 @@ def _plan(keys: Keys, devices: int) -> Plan:
         if word.startswith("hybrid"):
             keys.assumed.append(f"sharding fsdp: the groups of {word} are nodes, which the file does not count")
     sizes = dict(_SIZES)
-    if keys.raw("sequence_parallel_degree") is not None:
-        sizes["cp"] = "sequence_parallel_degree"
+    for path in ("sequence_parallel_degree", "context_parallel.size"):
+        if keys.raw(path) is not None:
+            sizes["cp"] = path
     # utils/distributed.py _get_parallel_config_kwargs: copies that are not stated are what shards leave over.
     return _trainer.spread(keys, devices, sizes, sharding, copied=True)
 
@@ -192,6 +194,7 @@ _KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embeddi
 
 
 # utils/schemas/enums.py LEGACY_ATTN_FLAG_TO_IMPL, in its order.
+_TILE = 32768  # tokens of a shard of tiled_mlp where their number is not set, monkeypatch/tiled_mlp/patch.py
 _ATTENTION = {
     "xformers_attention": "xformers", "sage_attention": "sage", "flex_attention": "flex_attention",
     "flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
@@ -217,7 +220,8 @@ def _stack(keys: Keys, stack: Stack, model: Model | None) -> Stack:
     elif keys.flag("chunked_cross_entropy"):
         settings = replace(settings, loss="chunked")
     if keys.flag("tiled_mlp"):
-        settings = replace(settings, tile_mlp=keys.whole("tiled_mlp_num_shards") or settings.tile_mlp)
+        usual = ceil((keys.whole("sequence_len") or 1) / _TILE)
+        settings = replace(settings, tile_mlp=keys.whole("tiled_mlp_num_shards") or usual)
     return replace(stack, settings=settings)
 
 
