@@ -45,10 +45,14 @@ def read_with(system: str, said: dict[str, Any], row: str) -> Imported | Launche
         start = {"sglang": 3, "vllm": 2}.get(system, 1)
         return module.read_words(words[start:], "serve.sh", beside)  # type: ignore[no-any-return]
     if said["file"] == "train.sh":
-        again = {word for word in row.split() if word.startswith("--")}
+        words = row.split()
+        program = said.get("program", "pretrain_gpt.py")
+        if words and not words[0].startswith("--"):  # another program of the system
+            program = words.pop(0)
+        again = {word for word in words if word.startswith("--")}
         base = [pair for pair in re.findall(r"--\S+ \S+", said["base"]) if pair.split()[0] not in again]
-        text = " ".join([*base, *map(shlex.quote, row.split())])
-        return module.read(f"pretrain_gpt.py {text}", "train.sh", ImportContext(num_devices=said["devices"]))  # type: ignore[no-any-return]
+        text = " ".join([*base, *map(shlex.quote, words)])
+        return module.read(f"{program} {text}", "train.sh", ImportContext(num_devices=said["devices"]))  # type: ignore[no-any-return]
     tree = yaml.safe_load(said["base"])
     for path, value in yaml.safe_load(f"{{{row}}}").items():
         tree = merged(tree, path, value)
@@ -133,6 +137,7 @@ def test_every_setting_that_is_read_is_among_these(system: str) -> None:
     """A key that a table says is read has a row that shows what it sets."""
     said = KEYS[system]
     shown = {word.replace("_", "-") for word in re.findall(r"[\w.-]+", " ".join([said["base"], *said["sets"]]))}
+    shown |= {word.lstrip("-") for word in shown}
     if system == "megatron":
         read = {
             one.option: [word for word, other in arguments().items() if other.name == one.name]

@@ -368,6 +368,35 @@ SCRIPTS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {"system": "ms-swift", "model": "qwen-7b", "num_devices": 1, "adapter": "lora", "base": "nf4-dq",
          "targets": ("all-linear",), "micro_batch": 2, "global_batch": 16, "seq_len": 1024},
     ),
+    # OpenRLHF 0.11 examples/scripts/train_sft_mixtral_lora.sh and train_ppo_ray_hybrid_engine.sh, and one of 0.9
+    "openrlhf-lora": (
+        "set -x\n\nread -r -d '' training_commands <<EOF\nopenrlhf.cli.train_sft \\\n    --data.max_len 2048 \\\n"
+        "    --data.dataset Open-Orca/OpenOrca --train.batch_size 128 --train.micro_batch_size 4 \\\n"
+        "    --model.model_name_or_path mistralai/Mixtral-8x7B-v0.1 --ds.zero_stage 3 --ds.param_dtype bf16 \\\n"
+        "    --model.gradient_checkpointing_enable --ds.lora.rank 64 --ds.lora.alpha 64 --ds.packing_samples\nEOF\n\n"
+        'if [[ ${1} != "slurm" ]]; then\n    deepspeed --num_gpus 8 --module $training_commands\nfi\n',
+        {},
+        {"system": "OpenRLHF", "model": "mixtral-8x7b", "stack": "deepspeed", "num_devices": 8, "sharding": "zero3",
+         "adapter": "lora", "rank": 64, "micro_batch": 4, "global_batch": 128, "recompute": "full"},
+    ),
+    "openrlhf-ppo": (
+        "ray job submit --address=http://localhost:8265 --runtime-env-json='{\"working_dir\": \"/openrlhf\"}' -- \\\n"
+        "  python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes 2 --actor.num_gpus_per_node 8 \\\n"
+        "  --vllm.num_engines 8 --vllm.tensor_parallel_size 2 --train.colocate_all --vllm.enable_sleep \\\n"
+        "  --actor.model_name_or_path Qwen/Qwen3-8B --reward.model_name_or_path r --train.batch_size 128 \\\n"
+        "  --rollout.batch_size 1024 --data.max_len 2048 --ds.zero_stage 3 --actor.gradient_checkpointing_enable \\\n"
+        "  --train.dynamic_batch_enable --train.max_tokens_per_gpu 16384 --logger.wandb.key {wandb_token}\n",
+        {},
+        {"system": "OpenRLHF", "model": "qwen3-8b", "num_devices": 16, "method": "ppo", "micro_batch": 8,
+         "global_batch": 128, "seq_len": 2048, "precision": "bf16-grads16", "recompute": "full"},
+    ),
+    "openrlhf-2025": (
+        "deepspeed --num_gpus 4 --module openrlhf.cli.train_dpo --pretrain Qwen/Qwen3-4B --bf16 --max_len 4096 \\\n"
+        "  --train_batch_size 64 --micro_train_batch_size 1 --zero_stage 2 --ring_attn_size 2 --adam_offload\n",
+        {},
+        {"system": "OpenRLHF", "model": "qwen3-4b", "num_devices": 4, "method": "dpo", "cp": 2, "dp": 2,
+         "seq_len": 4096, "sharding": "zero2", "offload": ("optimizer", "gradients"), "recompute": "none"},
+    ),
     # FastChat's README, LLaVA's finetune_lora.sh and FastChat's train_lora.py: scripts in the manner of Alpaca
     "fastchat": (
         "torchrun --nproc_per_node=4 --master_port=20001 fastchat/train/train_mem.py \\\n"
@@ -419,6 +448,7 @@ UNREAD = {
     ),
     "v1.yaml": ("model: Qwen/Qwen3-4B\nkernel_config:\n  name: auto\ndist_config:\n  name: fsdp2\n", "v1 trainer"),
     "swift.sh": ("CUDA_VISIBLE_DEVICES=0 swift infer --model Qwen/Qwen3-8B --stream true\n", "ms-swift"),
+    "reward.sh": ("python -m openrlhf.cli.serve_rm --model.model_name_or_path a --ds.zero_stage 3\n", "OpenRLHF"),
     "rlhf.sh": ("deepspeed main.py --actor_model_name_or_path a --actor_zero_stage 2 --deepspeed\n", "DeepSpeed-Chat"),
     "other.yaml": ("name: job\nsteps: [1, 2]\n", "no setting of a system"),
 }

@@ -43,7 +43,8 @@ _TORCHTUNE = r"(?m)\A(?=[\s\S]*_component_: torchtune\.)[\s\S]*^"
 _UNREAD = (
     (r"\bnemo_automodel\b|\bautomodel\s+(finetune|pretrain)\b", "NeMo Automodel"),
     (r"\bswift\s+(infer|deploy|rollout|eval|export|app|sample)\b|\bmegatron\s+export\b", "ms-swift"),
-    (r"\blitgpt\b", "LitGPT"), (r"\bopenrlhf\b", "OpenRLHF"), (r"\bnemo_rl\b|\brun_grpo\w*\.py", "NeMo-RL"),
+    (r"\blitgpt\b", "LitGPT"), (r"\bopenrlhf\.cli\.(?!train_(sft|dpo|rm|ppo_ray)\b)", "OpenRLHF"),
+    (r"\bnemo_rl\b|\brun_grpo\w*\.py", "NeMo-RL"),
     (r"(?m)^(kernel_config|dist_config):", "LLaMA-Factory's v1 trainer"),
     (_TORCHTUNE + r"(\w+_model|valuemodel|grpo_samples|orchestration):", "torchtune's PPO or GRPO"),
     (_TORCHTUNE + r"(tasks|max_new_tokens):", "torchtune's evaluation or generation"),

@@ -142,7 +142,7 @@ def _value(word: str, name: str = "") -> Any:
     [8, 0.0001, True, 'full_shard auto_wrap', None]
     """
     lower = word.lower()
-    if name.endswith("_checkpointing_kwargs") or word.startswith("{"):
+    if name.endswith("_checkpointing_kwargs") or (word.startswith("{") and not word[1:-1].strip().isidentifier()):
         return parse_json(word, name, name)
     if lower in ("true", "false", "none", "null"):
         return {"true": True, "false": False}.get(lower)
