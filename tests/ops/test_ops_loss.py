@@ -8,8 +8,8 @@ import pytest
 
 from ops.helpers import layout
 from shardwise.hardware import Cluster
-from shardwise.models import Model, model_from_config
-from shardwise.ops.head import head, local_vocab, loss
+from shardwise.models import Attention, Block, Model, model_from_config
+from shardwise.ops.head import head, local_vocab, loss, tables
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Recompute, Settings, Training, find_stack, tuning_of
 from shardwise.training import TrainingOptions, train
@@ -242,3 +242,23 @@ def test_a_tiled_feed_forward_holds_one_piece() -> None:
     assert again.dropped_bytes - both.dropped_bytes == internals * 7 / 8
     assert both.kept_bytes == again.kept_bytes
     assert both.replay > again.replay
+
+
+@pytest.mark.parametrize(
+    ("stack", "split", "gathered", "counted"),
+    [("fsdp2", (True, True), 0, 1 / 4), ("transformers", (False, True), 1, 1), ("deepspeed", (False, False), 0, 1)],
+)
+def test_tensor_parallel_ranks_split_the_words_as_their_framework_does(
+    stack: str, split: tuple[bool, bool], gathered: int, counted: float
+) -> None:
+    """Table and head are split, or the head alone, whose logits each rank gathers for its loss, or neither."""
+    core = Attention(heads=8, kv_heads=8, head_dim=12)
+    block = Block(mixers=(core,), feed_forward=None)
+    model = Model(name="m", family="llama", hidden=96, vocab=8192, layers=(block,))
+    y, T = layout(stack=stack, tp=4), 2 * 64
+    (table,), (row,), (cost,) = tables(y, model), head(y, model), loss(y, model)
+    (weight,) = row.weights
+    assert (table.elements, weight.elements) == tuple(8192 * 96 / (4 if one else 1) for one in split)
+    assert [m.size_bytes for m in row.forward if m.tensor == "logits"] == [2 * T * 8192] * gathered
+    assert cost.saves[0].size_bytes == 4 * T * 8192 * counted
+    assert bool(cost.forward) is (counted < 1)

@@ -106,10 +106,16 @@ def rotary_tables(y: Layout[X], model: Model) -> tuple[Tensor[X], ...]:
 
 
 def _table_messages(y: Layout[X], stream: X, width: int) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
-    """Each rank of a split table has the rows of its words: the others' are zero, and all are summed."""
-    if not y.stack.vocab_parallel:
-        return (), ()
+    """Each rank of a split table has the rows of its words: the others' are zero, and all are summed.
+
+    Of a whole one each rank takes its tokens under sequence parallelism, whose gradients all ranks gather.
+    """
     sp = y.choices.sequence_parallel
+    if y.stack.vocabulary != "split":
+        gradient: Collective[X] = Collective(
+            axis="tp", verb="all_gather", size_bytes=stream, tensor="embedding gradient", shape=(y.tokens, width)
+        )
+        return (), (gradient,) if sp else ()
     ahead: Collective[X] = Collective(
         axis="tp", verb="reduce_scatter" if sp else "all_reduce", size_bytes=stream, tensor="embedding output",
         shape=(y.tokens, width),
@@ -148,10 +154,11 @@ def final_norm(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
 def head(y: Layout[X], model: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
     """Return the output head: a GEMM with the vocabulary split over tp; it owns no weights when tied.
 
-    Inference needs the last token of each sequence alone: `tokens` then counts those, and the rank's logits are not
-    gathered here. Capped logits (Gemma 2) go through a tanh, which is kept. Training in fewer bits leaves the head in
-    16: Megatron-LM core/models/gpt/gpt_model.py, whose output_layer is no layer of Transformer Engine, and torchtitan's
-    filter_fqns, which names the output layer.
+    Where the framework gathers them, each rank has the logits of all (DTensor's ColwiseParallel to Replicate); or it
+    has the whole head. Inference needs the last token of each sequence alone: `tokens` then counts those, and the
+    rank's logits are not gathered here. Capped logits (Gemma 2) go through a tanh, which is kept. Training in fewer
+    bits leaves the head in 16: Megatron-LM core/models/gpt/gpt_model.py, whose output_layer is no layer of Transformer
+    Engine, and torchtitan's filter_fqns, which names the output layer.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -163,6 +170,9 @@ def head(y: Layout[X], model: Model, tokens: X | None = None) -> tuple[Op[X], ..
         return ()
     width = model.embedding_width or model.hidden
     V = local_vocab(y, model)
+    gathered = y.stack.vocabulary == "gathered" and y.work.phase == "train" and y.stack.loss_kernel not in WHOLE_LOSSES
+    if gathered:
+        V = y.split(model.vocab)
     shape = LinearShape(inputs=width + 0 * V, outputs=V, whole_inputs=width, whole_outputs=model.vocab,
                   bias=model.head_bias, kind="head", owned=not model.tied, role="head")  # fmt: skip
     op = y.column("head", "head", shape, y.residual("head.input", width, "head"))
@@ -170,7 +180,11 @@ def head(y: Layout[X], model: Model, tokens: X | None = None) -> tuple[Op[X], ..
         op = replace(op, dtype=op.dtype if op.dtype in ("fp32", "tf32") else WIDE_DTYPES[0])
     if model.tied and model.head_bias:
         op = replace(op, weights=(vector("head.bias", V, model.vocab),))
-    if not y.stack.vocab_parallel:
+    if gathered:
+        logits: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=y.a * y.tokens * model.vocab,
+                                           tensor="logits", shape=(y.tokens, model.vocab + 0 * V))  # fmt: skip
+        op = replace(op, forward=(*op.forward, logits))
+    elif y.stack.vocabulary != "split":
         op = replace(op, forward=(), backward=())
     if tokens is not None:
         op = _last_tokens(y, op, tokens)
@@ -230,7 +244,7 @@ def loss(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     ahead += y.stack.metric_logit_bytes
     small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * y.tokens, count=3,
                                       tensor="maximum, target, sum", shape=(y.tokens, 1))  # fmt: skip
-    sums = (small,) if y.stack.vocab_parallel else ()
+    sums = (small,) if y.stack.vocabulary == "split" else ()
     return (memory_op(y, "loss", "loss", (ahead * scores, back * scores), saves=(kept,), transient_bytes=extra,
                       forward=sums, kernels=5, role="loss"),)  # fmt: skip
 

@@ -72,7 +72,7 @@ class Layout(Generic[X]):
 
         Or one where the framework replicates the tables.
         """
-        return self.degrees.tp if self.stack.vocab_parallel else 0 * self.degrees.tp + 1
+        return self.degrees.tp if self.stack.vocabulary == "split" else 0 * self.degrees.tp + 1
 
     def residual(self, name: str, D: int, born: str) -> Tensor[X]:
         """A tensor of the residual stream."""

@@ -95,7 +95,7 @@ def _pieces(y: Layout[X], T: X, width: int, V: X) -> Op[X]:
                                      tensor="maximum, target, sum", shape=(T, 1))  # fmt: skip
     at_work = at_work + 4 * T * width + copies
     return memory_op(y, "loss", "loss", (moved, zero), transient_bytes=at_work, kernels=5 * _PIECES, role="loss",
-                     forward=(sums,) if y.stack.vocab_parallel else ())  # fmt: skip
+                     forward=(sums,) if y.stack.vocabulary == "split" else ())  # fmt: skip
 
 
 # TRL's chunks: trl 1.7.0 to 1.14.2 trainer/sft_trainer.py _CHUNKED_LM_HEAD_CHUNK_SIZE.

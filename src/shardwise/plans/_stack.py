@@ -185,8 +185,8 @@ class Stack:
     # Tables of words
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this on each tensor-parallel rank."""
-    vocab_parallel: bool
-    """The tables of words are split over the tensor-parallel ranks."""
+    vocabulary: Literal["split", "gathered", "whole"]
+    """Tensor-parallel ranks split table and head of words, or the head, whose logits each rank gathers, or neither."""
     whole_table_gradient: bool
     """The gradient of a table that is split is made whole on each rank, which keeps a view of its rows."""
 

@@ -64,7 +64,7 @@ def whole_table(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stag
     DTensor makes it whole on each tensor-parallel rank and keeps a view of its rows
     (torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy: no output by rows).
     """
-    if not (recipe.stack.whole_table_gradient and recipe.stack.vocab_parallel) or parts.tuned:
+    if not (recipe.stack.whole_table_gradient and recipe.stack.vocabulary == "split") or parts.tuned:
         return 0 * stage.count
     width = recipe.precision.activation_bytes if recipe.shards_weights else recipe.precision.gradient_bytes
     return named(width * (sizes.tp * sizes.tp2 - 1) * stage.embeddings * parts.table, "rows of other ranks")

@@ -252,7 +252,7 @@ def _loss_laws(stack: Stack, plan: Plan, problems: Problems) -> None:
     Megatron's losses are its own, and those that take the head with them read a whole vocabulary. Transformer Engine
     scales by no rows.
     """
-    loss, split = stack.settings.loss, stack.vocab_parallel and plan.tp > 1
+    loss, split = stack.settings.loss, stack.vocabulary == "split" and plan.tp > 1
     own = stack.loss.startswith("vocab-parallel")
     able = [one for one in LOSSES if one.startswith("vocab-parallel") == own and not (split and one in UNSPLIT_LOSSES)]
     if loss and loss not in able:
