@@ -60,7 +60,7 @@ class Stack:
     activation: Kernel
     loss: LossKernel
     """The cross entropy, of `ops.logit_losses` or `ops.whole_losses`."""
-    experts: Literal["grouped-mm", "permuted"]
+    experts: Literal["grouped-mm", "indexed", "permuted"]
     experts_loop: bool
     """Python launches the kernels of one expert, a module of linear layers, after another."""
     adapts_experts: Literal["peft", "listed", "parameters", "none"]
