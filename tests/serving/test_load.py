@@ -605,6 +605,15 @@ TRACES = {
         {"start_time": 7.5, "error": None, "info": {"input_tokens": 374, "output_tokens": 44}},
         {"start_time": 11.814579, "info": {"request_metrics": {"text": {"input_tokens": 396}},
             "response_metrics": {"output_tokens": 109}}}]),
+    # ai-dynamo/aiperf docs/tutorials/working-with-profile-exports.md: a line of each, as they end
+    "profile_export.jsonl": "".join(json.dumps({
+        "metadata": {"request_start_ns": began, "benchmark_phase": phase, "was_cancelled": False},
+        "metrics": {f"{name}_sequence_length": {"value": size, "unit": "tokens"} for name, size in
+            (("input", asked), ("output", made))} if not error else None, "error": error}) + "\n"
+        for began, phase, asked, made, error in (
+            (1759813207_000000000 + 4314579000, "profiling", 396, 109, None),
+            (1759813207_000000000, "profiling", 374, 44, None), (1759813206_000000000, "warmup", 9, 9, None),
+            (1759813208_000000000, "profiling", 0, 0, {"code": 499}))),
 }  # fmt: skip
 
 

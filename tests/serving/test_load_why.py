@@ -311,7 +311,18 @@ GENAI_MS = json.dumps({"_time_unit": "ms", "individual_request_metrics": [
     {"ttft": 200.0, "tpot": None, "e2e_latency": 200.0, "error_code": None}]})  # fmt: skip
 
 
-@pytest.mark.parametrize("text", [VLLM, VLLM_DETAILED, GUIDELLM, ROWS, PERF, GENAI_MS])
+# ai-dynamo/aiperf docs/tutorials/working-with-profile-exports.md: one token has no latency between tokens.
+AIPERF = "".join(
+    json.dumps({"metadata": {"request_start_ns": 5, "was_cancelled": gone}, "error": None,
+        "metrics": {name: {"value": value, "unit": "ms"} for name, value in metrics.items()}}) + "\n"
+    for gone, metrics in (
+        (False, {"time_to_first_token": 100.0, "inter_token_latency": 20.0, "request_latency": 140.0}),
+        (True, {"time_to_first_token": 900.0, "request_latency": 900.0}),
+        (False, {"time_to_first_token": 200.0, "request_latency": 200.0}))
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [VLLM, VLLM_DETAILED, GUIDELLM, ROWS, PERF, GENAI_MS, AIPERF])
 def test_measured_requests_are_read(text: str, tmp_path: Path) -> None:
     """Results of benchmarks and CSV files give the same seconds; what has one token has no time between them."""
     path = tmp_path / "measured"

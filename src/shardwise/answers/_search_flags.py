@@ -223,7 +223,7 @@ _SHARE = k.number(parse_count, "SHARE", k.Range(least=0, most=1, example="0.5"))
 
 _MEASURED = (
     "measured requests, drawn beside the predicted ones: vLLM's --save-detailed result, JSON of GuideLLM, "
-    "inference-perf or genai-bench, or a CSV of ttft_seconds, request_seconds, output_tokens"
+    "inference-perf, genai-bench or AIPerf, or a CSV of ttft_seconds, request_seconds, output_tokens"
 )
 AGAINST = flag_table("output", ("against", k.FILE, _MEASURED))
 
@@ -252,8 +252,8 @@ _OF_LOAD = {
             "trace",
             k.FILE,
             "a trace: CSV of Azure or BurstGPT, JSON lines of Mooncake (hash blocks: what the prefix cache hits),"
-            " requests of vLLM's benchmark, GuideLLM, inference-perf or genai-bench, ShareGPT's texts beside --rate, or"
-            " arrival_seconds,input_tokens,...",
+            " requests of vLLM's benchmark, GuideLLM, inference-perf, genai-bench or AIPerf, ShareGPT's texts beside"
+            " --rate, or arrival_seconds,input_tokens,...",
         ),
         ("last", _SPAN, "the last part of the trace alone, such as 1h"),
         ("stages", Converter(_read_stages, "RATE:TIME,..."), "rates one after another: 5/s:10min,40/s:2min,5/s:10min"),

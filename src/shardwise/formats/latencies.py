@@ -1,4 +1,4 @@
-"""What benchmarks measured of each request: vLLM's, GuideLLM, inference-perf, genai-bench, and CSV files."""
+"""What benchmarks measured of each request: vLLM's, GuideLLM, inference-perf, genai-bench, AIPerf, and CSV files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,12 +34,42 @@ def document(text: str) -> Any:
     return None if isinstance(document, dict) and "timestamp" in document else document
 
 
+def aiperf_requests(text: str) -> list[Any] | None:
+    """Return the requests of AIPerf's profile_export.jsonl that were answered; None where a text is none.
+
+    Those that warmed up are left out. github.com/ai-dynamo/aiperf db4f6397 aiperf/common/models/record_models.py.
+
+    >>> aiperf_requests('{"metadata": {"request_start_ns": 5}, "metrics": {}, "error": null}')
+    [{'metadata': {'request_start_ns': 5}, 'metrics': {}, 'error': None}]
+    """
+    begins = re.match(r'\s*\{"(metadata|metrics)"', text[:200])
+    try:
+        records = [json.loads(line) for line in text.splitlines() if line.strip()] if begins else []
+    except (ValueError, RecursionError):
+        return None
+    if not records or any(inside(one, "metadata", "request_start_ns") is None for one in records):
+        return None
+    return [
+        one
+        for one in records
+        if inside(one, "error") is None
+        and not inside(one, "metadata", "was_cancelled")
+        and inside(one, "metadata", "benchmark_phase") in (None, "profiling")
+    ]
+
+
+def aiperf_metric(one: Any, name: str) -> Any:
+    """Return a metric of one of AIPerf's records, None where it has none."""
+    return inside(one, "metrics", name, "value")
+
+
 def read_latencies(path: str) -> dict[str, list[float]]:
     """Return the measured ttft, tpot and e2e of the requests of a run that succeeded, in seconds.
 
     Read are the results of vLLM's benchmark (--save-detailed), GuideLLM's benchmarks.json, inference-perf's
-    per_request_lifecycle_metrics.json, genai-bench's requests, and CSV files with the columns ttft_seconds,
-    request_seconds and output_tokens. What a request does not have, such as a second token, is left out.
+    per_request_lifecycle_metrics.json, genai-bench's requests, AIPerf's profile_export.jsonl, and CSV files with the
+    columns ttft_seconds, request_seconds and output_tokens. What a request does not have, such as a second token, is
+    left out.
     """
     text = read_csv_text(path, "against")
     data = document(text) if text.lstrip()[:1] in ("{", "[") else None
@@ -51,7 +82,7 @@ def read_latencies(path: str) -> dict[str, list[float]]:
     if not any(finite.values()):
         rule = "has no latencies of single requests"
         remedy = (
-            "give vLLM's --save-detailed result, GuideLLM's, inference-perf's or genai-bench's JSON, or "
+            "give vLLM's --save-detailed result, JSON of GuideLLM, inference-perf, genai-bench or AIPerf, or "
             "ttft_seconds,request_seconds,..."
         )
         raise InputError([Problem("against", path, rule, remedy)])
@@ -65,7 +96,10 @@ def _measured(value: Any) -> float:
 
 def _measured_rows(path: str, text: str, data: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Yield ttft, tpot and e2e of the requests of a file."""
-    if data is None:
+    if (requests := aiperf_requests(text)) is not None:
+        names = ("time_to_first_token", "inter_token_latency", "request_latency")
+        yield from (tuple(_measured(aiperf_metric(one, name)) * 1e-3 for name in names) for one in requests)
+    elif data is None:
         for row in csv.DictReader(io.StringIO(text, newline="")):
             first, whole, made = (float(row[key]) for key in ("ttft_seconds", "request_seconds", "output_tokens"))
             yield first, _each(whole - first, made), whole

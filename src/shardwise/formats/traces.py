@@ -8,10 +8,10 @@ Mooncake (timestamp in ms, input_length, output_length, and hash_ids: which 512 
 another where all before them are; github.com/kvcache-ai/Mooncake). What benchmarks write is read too, their requests
 that succeeded by the time they were sent: vLLM (bench serve --save-result --save-detailed: input_lens, output_lens,
 start_times; vllm/benchmarks/serve.py), GuideLLM (benchmarks.json: request_start_time, prompt_tokens, output_tokens;
-guidellm/schemas/request_stats.py) and inference-perf (per_request_lifecycle_metrics.json: start_time, info;
-inference_perf/apis/base.py). Lengths without times are those of genai-bench (genai_bench/metrics/metrics.py), which
-says how many requests are in flight or come, and of ShareGPT's conversations, of which vLLM's benchmark sends the first
-question.
+guidellm/schemas/request_stats.py), inference-perf (per_request_lifecycle_metrics.json: start_time, info;
+inference_perf/apis/base.py) and AIPerf (profile_export.jsonl: request_start_ns, input_sequence_length). Lengths
+without times are those of genai-bench (genai_bench/metrics/metrics.py), which says how many requests are in flight or
+come, and of ShareGPT's conversations, of which vLLM's benchmark sends the first question.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem
 from shardwise.files import read_csv_text
-from shardwise.formats.latencies import document, genai_bench_latencies, inside
+from shardwise.formats.latencies import aiperf_metric, aiperf_requests, document, genai_bench_latencies, inside
 from shardwise.plans import MOST_REQUESTS, Arrivals, Length, Workload
 
 # Columns of each system: when, tokens in, tokens out, and seconds of one unit of time (0: a date).
@@ -44,8 +44,8 @@ _JSON = ("timestamp", "input_length", "output_length", 1e-3)
 
 
 _REMEDY = (
-    "give a trace of Azure, BurstGPT or Mooncake, requests of vLLM's benchmark, GuideLLM or inference-perf, or a CSV "
-    "of arrival_seconds, input_tokens, output_tokens"
+    "give a trace of Azure, BurstGPT or Mooncake, requests of vLLM's benchmark, GuideLLM, inference-perf or AIPerf, or "
+    "a CSV of arrival_seconds, input_tokens, output_tokens"
 )
 
 
@@ -104,6 +104,12 @@ def _of_inference_perf(path: str, data: list[Any]) -> Iterator[tuple[Any, Any, A
             yield inside(one, "start_time"), asked, made
 
 
+def _of_aiperf(requests: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
+    for one in requests:
+        began, asked = inside(one, "metadata", "request_start_ns"), aiperf_metric(one, "input_sequence_length")
+        yield began * 1e-9 if type(began) is int else None, asked, aiperf_metric(one, "output_sequence_length")
+
+
 def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
     """Return when each request of a benchmark was sent, its tokens in and out; sorted, as results are by their end."""
     if isinstance(data, list):
@@ -123,6 +129,10 @@ def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
         raise _fail(path, 0, rule, "give its per_request_lifecycle_metrics.json")
     else:
         raise _fail(path, 0, f"is JSON with {', '.join(map(str, data))[:120] or 'nothing'}, which is of no known trace")
+    return _sorted(path, benchmark_rows)
+
+
+def _sorted(path: str, benchmark_rows: Iterator[tuple[Any, Any, Any]]) -> list[tuple[Any, Any, Any]]:
     rows = list(benchmark_rows)
     for number, row in enumerate(rows, 1):
         if any(isinstance(one, bool) or not isinstance(one, int | float) for one in row):
@@ -130,11 +140,19 @@ def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
     return sorted(rows)
 
 
+def _requests(path: str, text: str) -> list[tuple[Any, Any, Any]] | None:
+    """Return the requests of a benchmark; None where a text is a trace."""
+    if (answered := aiperf_requests(text)) is not None:
+        return _sorted(path, _of_aiperf(answered))
+    data = document(text) if text.lstrip()[:1] in ("{", "[") else None
+    return None if data is None else _of_benchmark(path, data)
+
+
 def _rows(path: str, text: str) -> Iterator[tuple[Mapping[str, Any], tuple[str, str, str, float]]]:
     """Yield each row with the columns of its system."""
-    if text.lstrip()[:1] in ("{", "[") and (data := document(text)) is not None:
+    if (requests := _requests(path, text)) is not None:
         own = _CSV["own columns"]
-        for sent, asked, made in _of_benchmark(path, data):
+        for sent, asked, made in requests:
             yield {own[0]: sent, own[1]: asked, own[2]: made}, own
         return
     if text.lstrip().startswith("{"):
