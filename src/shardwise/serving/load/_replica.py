@@ -134,7 +134,7 @@ class Replica:
         self.horizon = until
         if self.rotation is not None:
             while (at := self.rotation.next_seconds) < self.horizon:
-                self.rotation.run()
+                self.rotation.run(at)
                 self.now = at
             return
         if self.stages > 1:

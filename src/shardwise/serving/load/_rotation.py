@@ -19,6 +19,7 @@ import math
 from collections import deque
 
 from shardwise.serving._policy import Policy
+from shardwise.serving.load._requests import Step
 from shardwise.serving.load._simulate import Scheduler
 
 
@@ -49,57 +50,71 @@ class Rotation:
     @property
     def busy(self) -> bool:
         """Whether anything runs or waits."""
-        return bool(self.front.prompts or self.front.waiting or any(batch.decoding for batch in self.batches))
+        front = self.front
+        if front.decoding or front.prompts or front.waiting:
+            return True
+        return any([batch.decoding for batch in self.batches])
 
     @property
     def next_seconds(self) -> float:
         """When the next batch is made, infinite where all is done."""
-        at = max(self.ended[0], self.launched)
+        at = self.ended[0]
+        if self.launched > at:
+            at = self.launched
         if self.busy:
             return at
         return max(at, self.front.pending[0].ready) if self.front.pending else math.inf
 
-    def run(self) -> None:
-        """Make the next batch, and book its step through all stages."""
-        at, front, index = self.next_seconds, self.front, self.turn
-        if at > self.ended[-1]:
-            self.ended.extend([at] * len(self.ended))
+    def run(self, at: float) -> None:
+        """Make the next batch at a time, that of `next_seconds`, and book its step through all stages."""
+        front, index, ended = self.front, self.turn, self.ended
+        if at > ended[-1]:
+            ended.extend([at] * len(ended))
         if front.waiting:
             front.clocks[front.cause] += at - self.seen
         batch, self.seen = self.batches[index], at
         self.turn = (index + 1) % len(self.batches)
         begin, now = batch.now if batch.decoding else at, front.now
-        front.take_in(at)
-        front.now = now
+        if front.pending or front.waiting:
+            front.take_in(at)
+            front.now = now
         own = batch.waiting, batch.prompts, batch.pending
         batch.waiting, batch.prompts, batch.pending = front.waiting, front.prompts, front.pending
         self._share(index, at)
         batch.now, batch.decided = begin, at
-        step = batch.next_step(at, single=True)
+        done, step = at, batch.next_step(at, single=True)
         front.cause = batch.cause
         self._note()
-        done = at
         if step.steps:
-            self.launched = at + self.front.table.launching_seconds
+            self.launched = at + front.table.launching_seconds
             done = self._pass_stages(step.seconds, begin)
-            before = batch.used + batch.reserved + sum(tokens for _, tokens in step.pieces)
-            ended = len(batch.trace.finished)
-            # Who waits has a clock of its own.
-            waiting, batch.waiting = batch.waiting, deque()
-            batch.run(step, 1, done - begin)
-            batch.waiting = waiting
-            places = batch.decoding + len(batch.trace.finished) - ended
-            self.kept[index] = done, places, max(before, batch.used + batch.reserved)
-        self.ended.append(max(self.ended[-1], done))
+            self._book(index, step, begin, done)
+        ended.append(done if done > ended[-1] else ended[-1])
         front.allocated = batch.allocated
         if batch is not front:
             batch.waiting, batch.prompts, batch.pending = own
 
+    def _book(self, index: int, step: Step, begin: float, done: float) -> None:
+        """Book a step of a batch between two times, and what it keeps of places and cache until it ends."""
+        batch = self.batches[index]
+        before, finished = batch.used + batch.reserved, batch.trace.finished
+        if step.pieces:
+            before += sum([tokens for _, tokens in step.pieces])
+        had, waiting = len(finished), batch.waiting
+        if waiting:
+            # Who waits has a clock of its own.
+            batch.waiting = deque()
+        batch.run(step, 1, done - begin)
+        batch.waiting = waiting
+        after = batch.used + batch.reserved
+        self.kept[index] = done, batch.decoding + len(finished) - had, before if before > after else after
+
     def _pass_stages(self, seconds: float, begin: float) -> float:
         """Return when a step that begins at a time is through all stages, each as it becomes free."""
-        done = begin
-        for stage, before in enumerate(self.free):
-            self.free[stage] = done = max(done, before) + seconds / len(self.free)
+        done, free = begin, self.free
+        each = seconds / len(free)
+        for stage, before in enumerate(free):
+            free[stage] = done = (done if done > before else before) + each
         return done
 
     def _share(self, index: int, at: float) -> None:
@@ -107,8 +122,10 @@ class Rotation:
         places, used, running = 0, 0.0, 0
         for batch, (until, had, tokens) in zip(self.batches, self.kept, strict=True):
             running += batch.decoding
-            places += had if at < until else batch.decoding
-            used += tokens if at < until else batch.used + batch.reserved
+            if at < until:
+                places, used = places + had, used + tokens
+            else:
+                places, used = places + batch.decoding, used + (batch.used + batch.reserved)
         batch = self.batches[index]
         batch.others = running - batch.decoding
         batch.capacity = self.capacity - used + batch.used + batch.reserved
@@ -118,8 +135,9 @@ class Rotation:
 
     def _note(self) -> None:
         """Note what all batches have now, if it is more than before."""
-        running = sum(batch.decoding for batch in self.batches) + len(self.front.prompts)
-        waiting, used = len(self.front.waiting), sum(batch.used for batch in self.batches)
-        most = self.most
+        running, used = len(self.front.prompts), 0.0
+        for batch in self.batches:
+            running, used = running + batch.decoding, used + batch.used
+        waiting, most = len(self.front.waiting), self.most
         if running > most[0] or waiting > most[1] or used > most[2]:
             self.most = max(most[0], running), max(most[1], waiting), max(most[2], used)
