@@ -223,6 +223,8 @@ def test_rates_explain_where_they_come_from() -> None:
         ("mi250", "cdna2"),
         ("mi300x", "cdna"),
         ("mi355x", "cdna4"),
+        ("apple-m5-max-40core", "apple-m4"),
+        ("apple-m3-ultra-80core", "generic"),
         ("gaudi2", "generic"),
     ],
 )
@@ -233,7 +235,7 @@ def test_devices_find_their_family(device: str, family: str) -> None:
     notes = rates_of(found, "fp16", 0.0, Efficiencies()).assumptions
     words = ("no kernel measurements", "are the middle of other families", "are CDNA 3's")
     assert any(word in note for note in notes for word in words) == (
-        family in ("generic", "volta", "turing", "pascal", "cdna2", "cdna", "cdna4")
+        family in ("generic", "apple-m4", "volta", "turing", "pascal", "cdna2", "cdna", "cdna4")
     )
 
 
