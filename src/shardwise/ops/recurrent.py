@@ -92,7 +92,7 @@ def _delta_rule(y: Layout[X], mixer: GatedDelta) -> Scan[X]:
     flops = 8 * y.tokens * state
     moved = y.a * y.tokens * heads * (2 * mixer.key_dim + 2 * mixer.value_dim)
     return Scan(flops=flops, model_flops=flops, moved=moved, state=state, float_state=mixer.float_state,
-                chunked=_delta_passes(y, mixer), kernels=7)  # fmt: skip
+                chunked=_delta_passes(y, mixer), kernels=7, chunk=DELTA_CHUNK)  # fmt: skip
 
 
 def _delta_passes(y: Layout[X], mixer: GatedDelta) -> tuple[X, X]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Generic
 
-from shardwise.ledger.number import X, ceil, divide, minimum
+from shardwise.ledger.number import X, ceil, divide, maximum, minimum
 from shardwise.ledger.op import Collective, Op, OpRole, Tensor, Weight
 from shardwise.models import Mamba1, Mamba2
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
@@ -30,7 +30,8 @@ class Scan(Generic[X]):
     bytes that the kernels of training and of prompts move forward and backward where they hand on states and products
     of chunks through memory, in so many kernels; engines run a prompt by the same ones (vLLM 0.33
     model_executor/layers/fla/ops/chunk.py and mamba/ops/ssd_combined.py; SGLang 0.5.9 srt/layers/attention/fla/chunk.py
-    and mamba/ops/ssd_combined.py), a token by one that keeps the state to itself.
+    and mamba/ops/ssd_combined.py), a token by one that keeps the state to itself. `chunk` are the tokens of a chunk
+    where one kernel takes the chunks of a sequence one after another, as each hands its state on to the next.
     """
 
     flops: X
@@ -40,6 +41,7 @@ class Scan(Generic[X]):
     float_state: bool = False
     chunked: tuple[X, X] | None = None
     kernels: int = 1
+    chunk: int = 0
 
 
 def state_bytes(y: Layout[X], float_state: bool) -> float:
@@ -50,19 +52,23 @@ def state_bytes(y: Layout[X], float_state: bool) -> float:
 def scan_op(
     y: Layout[X], name: str, s: Scan[X], saves: tuple[Tensor[X], ...], reads: tuple[Tensor[X], ...] = ()
 ) -> Op[X]:
-    """Return the operator of a recurrence; backward makes the states again (arXiv:2312.00752 section 3.3.2)."""
+    """Return the operator of a recurrence; backward makes the states again (arXiv:2312.00752 section 3.3.2).
+
+    Its `inner` are the chunks of a sequence that a prompt's kernel takes one after another, 1 where it does not.
+    """
     zero = 0 * s.flops
     train, chunks = y.work.phase == "train", y.work.phase != "decode"
     # A step that verifies guesses writes a state after each of its tokens.
     written = y.work.S if y.work.phase == "decode" else 1
     kept = 0 * s.moved if train else (1 + written) * state_bytes(y, s.float_state) * y.work.B * s.state
     role: OpRole = "other" if train else "state"
+    links = maximum(y.work.S / s.chunk, 1) if s.chunk and chunks and not train else 1
     ahead, back = s.chunked if s.chunked is not None and chunks else (s.moved, 3 * s.moved)
     return Op(
         name=name, kind="scan", region=f"{REGION}.scan", flops=s.flops, forward_bytes=ahead + kept,
         kernels=s.kernels if chunks else 1, backward_flops=3 * s.flops, backward_bytes=back, weight_flops=zero,
         weight_bytes=zero, rows=y.tokens,
-        columns=zero + 1, inner=zero + 1, reads=reads, saves=saves, model_flops=s.model_flops, dtype=y.work.dtype,
+        columns=zero + 1, inner=zero + links, reads=reads, saves=saves, model_flops=s.model_flops, dtype=y.work.dtype,
         output_bytes=s.moved / 2, role="scan" if train and s.chunked is not None else role,
     )  # fmt: skip
 

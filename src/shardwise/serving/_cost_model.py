@@ -54,6 +54,7 @@ from shardwise.serving._rates import (
     weight_only_rates,
     widened_elements,
 )
+from shardwise.serving._scans import chained_seconds
 from shardwise.serving._sizes import ServingSizes, sizes_of
 
 UNSHARED = 1000  # larger than any group of query heads
@@ -303,7 +304,7 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
         moved = op.forward_bytes / 4 * costs.engine.attention.score_bytes  # The ledger moves 16 bits in and out.
         seconds = moved / costs.rates.memory_bytes + op.kernels * costs.rates.memory_start
     else:
-        seconds = kernel_seconds(costs.rates, op, "forward")
+        seconds = kernel_seconds(costs.rates, op, "forward") + chained_seconds(costs.rates, op)
         if costs.engine.quantisation.activation_bytes > 2 and op.kind == "memory":
             wider = (costs.engine.quantisation.activation_bytes / 2 - 1) * op.forward_bytes
             seconds = seconds + wider / (costs.rates.memory_bytes * costs.kernels.cached_rate)
