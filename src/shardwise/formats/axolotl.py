@@ -11,20 +11,13 @@ from math import ceil
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._checkpoints import (
-    attention_words,
-    liger_patches,
-    reentrance_words,
-    reentrant,
-    under_deepspeed,
-    with_attention,
-)
+from shardwise.formats._checkpoints import attention_words, liger_patches, reentrance_words, reentrant, under_deepspeed
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
 from shardwise.formats._unfrozen import unfrozen_parts
 from shardwise.formats._words import words_of
 from shardwise.models import Model
-from shardwise.plans import Plan, Recompute, Sharding, Stack, Training, find_stack, rank_of, shard_of
+from shardwise.plans import Plan, Recompute, Sharding, Stack, Training, find_stack, rank_of, shard_of, with_attention
 from shardwise.records import replace
 
 _TABLE = "axolotl.toml"

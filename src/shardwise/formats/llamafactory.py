@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._checkpoints import attention_words, liger_patches, under_deepspeed, with_attention
+from shardwise.formats._checkpoints import attention_words, liger_patches, under_deepspeed
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table, top_level
 from shardwise.formats._launch import started
@@ -27,6 +27,7 @@ from shardwise.plans import (
     find_stack,
     fused_layers,
     rank_of,
+    with_attention,
 )
 from shardwise.records import replace
 

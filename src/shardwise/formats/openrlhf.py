@@ -10,10 +10,10 @@ import re
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml, deepspeed
-from shardwise.formats._checkpoints import reentrant, with_attention
+from shardwise.formats._checkpoints import reentrant
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import started
-from shardwise.plans import Plan, Stack, Training, fused_layers
+from shardwise.plans import Plan, Stack, Training, fused_layers, with_attention
 from shardwise.records import replace
 
 _TABLE = "openrlhf.toml"

@@ -12,13 +12,13 @@ from math import ceil, gcd
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._checkpoints import liger_patches, reentrant, under_deepspeed, with_attention, with_prompts
+from shardwise.formats._checkpoints import liger_patches, reentrant, under_deepspeed, with_prompts
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table, top_level
 from shardwise.formats._launch import started
 from shardwise.formats._words import words_of
 from shardwise.formats.megatron._beside import plan_beside
 from shardwise.models import Attention, Model
-from shardwise.plans import OBJECTIVES, Plan, Recompute, Stack, Training, find_stack, fused_layers
+from shardwise.plans import OBJECTIVES, Plan, Recompute, Stack, Training, find_stack, fused_layers, with_attention
 from shardwise.records import replace
 
 _TABLE = "swift.toml"
