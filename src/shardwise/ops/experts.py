@@ -261,7 +261,8 @@ def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     passes = 4 if y.work.phase == "train" and not fanout else 2
     moved = added = (passes * size, passes * size)
     if y.stack.experts == "indexed" and passes == 4:
-        moved, added = (tuple(size * one + wide * rows * e.D for one, wide in pair) for pair in _INDEXED)
+        values = rows * e.D
+        moved, added = ((size * f + fw * values, size * b + bw * values) for (f, fw), (b, bw) in _INDEXED)
     # The weights of all experts of a domain go with each copy on the way there, their gradients on its way back; those
     # of a token's own experts with copies that are queued (DeepEP csrc/kernels/intranode.cu, topk_weights).
     there = replace(hop, beside_bytes=4 * (moe.top_k if hop.queued else moe.experts))
