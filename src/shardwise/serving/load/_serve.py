@@ -10,11 +10,11 @@ from shardwise.errors import InputError, Problems
 from shardwise.field_types import typed
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
-from shardwise.plans import Plan, Serving, Workload
+from shardwise.plans import Arrivals, Plan, Serving, Workload
 from shardwise.records import dataclass, replace
 from shardwise.serving._cache import keeps_states
 from shardwise.serving._capacity import state_block
-from shardwise.serving._case import ServingCase
+from shardwise.serving._case import ServingCase, ServingQuestion, complete
 from shardwise.serving._policy import Policy, limits_of, most_speculating, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving._speculation import tokens_per_step
@@ -145,8 +145,10 @@ def serve(
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
     serving = options.serving.caching(workload.repeats).scheduling(options.async_scheduling)
     options = replace(options, serving=serving)
-    base = infer(model, decode, plan, asked, options.serving)
-    policy = policy_for(base.case, job, workload, options)
+    question = ServingQuestion(
+        model=model, cluster=decode, plan=plan, job=asked, engine=serving.engine, efficiencies=serving.efficiencies
+    )
+    policy = policy_for(complete(question)[0], job, workload, options)
     limits = replace(asked, max_batched_tokens=policy.pass_tokens, max_sequences=policy.max_sequences)
     base = infer(model, decode, plan, limits, options.serving)
     first = None
@@ -227,7 +229,7 @@ _FILLINGS, _FEW_FILLINGS, _MOST_SETTLED = 10, 5, 50_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _PoolAsked:
-    """What a pool is made of: those that agree in all but when requests arrive share one."""
+    """What a pool is made of: those that agree in all but when requests arrive, and how many users ask, share one."""
 
     case: ServingCase
     policy: Policy
@@ -238,9 +240,14 @@ class _PoolAsked:
 
 def _pool(base: InferReport, policy: Policy, workload: Workload, stage: Stage) -> Pool:
     """Return replicas that can take the workload's requests one by one, with their closed form."""
-    if workload.arrivals.rate:
-        workload = replace(workload, arrivals=replace(workload.arrivals, rate=1.0))
+    workload = replace(workload, arrivals=Arrivals(kind=workload.arrivals.kind))
     return _made(_PoolAsked(case=base.case, policy=policy, workload=workload, stage=stage, base=base))
+
+
+# Of benchmarks, whose numbers of requests have moments of their own, steps are those of one engine, and forms of equal
+# lengths too.
+_table = lru_cache(maxsize=16)(StepTable)
+_form = lru_cache(maxsize=16)(replicas_of)
 
 
 @lru_cache(maxsize=16)
@@ -251,11 +258,11 @@ def _made(asked: _PoolAsked) -> Pool:
     most = max(min(policy.max_sequences, int(cache // policy.block_tokens)), 1)
     # Who was sent away runs prompt and output again, in one step where prompts are not cut.
     step = policy.step_tokens if policy.chunked else max(policy.step_tokens, prompt + made)
-    table = StepTable(base.case, most, step, prompt + made)
+    table = _table(base.case, most, step, prompt + made)
     policy = replace(policy, max_sequences=min(policy.max_sequences, table.max_sequences))
     arrivals = asked.workload.arrivals
     at_once = arrivals.kind == "burst" or (arrivals.kind == "closed" and asked.workload.finite)
-    form = replicas_of(base.case, policy, moments, cache, at_once)
+    form = _form(base.case, policy, moments, cache, at_once)
     return Pool(base=base, policy=policy, table=table, form=form, stage=asked.stage)
 
 
