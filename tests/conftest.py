@@ -21,7 +21,6 @@ from hypothesis.errors import StopTest, UnsatisfiedAssumption
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.internal.conjecture.engine import ConjectureRunner, ExitReason
-from hypothesis.strategies import DataObject
 
 # Objects made between two looks for dead cycles. Records of a prediction and items of a collection live long: to look
 # at them every 700 objects takes a tenth of a run. A command line has as large a number of its own (shardwise.cli).
@@ -104,10 +103,7 @@ ConjectureRunner.test_function = _ask
 
 
 def _first_examples(law: Callable[..., None], most: int) -> Callable[..., None]:
-    """Return a law that is asked of the first examples of a run: fewer `max_examples` would be others, not a part.
-
-    A law that draws while it runs is asked of all.
-    """
+    """Return a law that is asked of the first examples of a run: fewer `max_examples` would be others, not a part."""
 
     @wraps(law)
     def asked(*args: Any, **kwargs: Any) -> None:
@@ -121,7 +117,7 @@ def _first_examples(law: Callable[..., None], most: int) -> Callable[..., None]:
             _LEFT[asked] = math.inf
             raise
         _LEFT[asked] -= 1
-        if _LEFT[asked] <= 0 and not any(isinstance(value, DataObject) for value in kwargs.values()):
+        if _LEFT[asked] <= 0:
             _ASKED.add(asked)
 
     _FIRST[asked] = most

@@ -246,9 +246,8 @@ class StepTable:
 
     def _lines_of(self, count: int) -> list[tuple[float, float, float, float]]:
         """Return the lines between known contexts of so many sequences: where each starts, how wide, and its values."""
-        row, each = self._attention[count], pairwise(self._contexts)
-        lines = [(at, to - at, row[i], row[i + 1] - row[i]) for i, (at, to) in enumerate(each)]
-        self._lines[count] = lines
+        row, each, lines = self._attention[count], pairwise(self._contexts), self._lines[count]
+        lines += [(at, to - at, row[i], row[i + 1] - row[i]) for i, (at, to) in enumerate(each)]
         return lines
 
     def steps_within(self, seconds: float, count: int, context: float, first: float) -> int:
