@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 Shape = tuple[int, ...]
@@ -22,8 +23,11 @@ def spread(cells: list[Any], shape: Shape, wanted: Shape) -> list[Any]:
     shape, block = (1,) * (len(wanted) - len(shape)) + shape, 1
     for own, times in zip(reversed(shape), reversed(wanted), strict=True):
         if own == 1 and times != 1:
-            starts = range(0, len(cells), block)
-            cells = [cell for i in starts for cell in cells[i : i + block] * times]
+            if block == len(cells):
+                cells = cells * times
+            else:
+                starts = range(0, len(cells), block)
+                cells = [*chain.from_iterable([cells[i : i + block] * times for i in starts])]
         block *= times
     return cells
 
@@ -137,5 +141,8 @@ def picked(key: Any, shape: Shape) -> Picked:
             parts[gathered] = [a + b for a, b in pairs], both
     whole = [0]
     for offsets, _ in parts:
-        whole = [a + b for a in whole for b in offsets] if offsets != [0] else whole
+        if whole == [0]:
+            whole = offsets
+        elif offsets != [0]:
+            whole = [a + b for a in whole for b in offsets]
     return whole, tuple(size for _, sizes in parts for size in sizes)

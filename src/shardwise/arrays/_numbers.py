@@ -21,11 +21,11 @@ def _sqrt(x: float) -> float:
 
 
 def _ceil(x: float) -> float:
-    return float(math.ceil(x)) if math.isfinite(x) else x
+    return float(math.ceil(x))
 
 
 def _floor(x: float) -> float:
-    return float(math.floor(x)) if math.isfinite(x) else x
+    return float(math.floor(x))
 
 
 DEFINED: dict[str, Callable[..., Any]] = {
@@ -74,6 +74,8 @@ EVERYWHERE: dict[str, Callable[..., Any]] = {
     "log2": _logarithm(math.log2, 0.0),
     "exp": _grown(math.exp),
     "expm1": _grown(math.expm1),
+    "ceil": lambda x: float(math.ceil(x)) if math.isfinite(x) else x,
+    "floor": lambda x: float(math.floor(x)) if math.isfinite(x) else x,
     "rint": lambda x: float(round(x)) if math.isfinite(x) else x,
 }
 """Those that have limits, and no number, elsewhere."""
