@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from steady import draw
+from steady import STORED, draw
 
+from shardwise.serving.load._gathered import _STATES, _excess, _next_prompts, _stationary
 from shardwise.serving.load._pipeline import _longest_in_queue, _longest_in_turns
 
 
@@ -58,6 +60,47 @@ def test_the_longest_step_of_a_cycle_of_prompts_in_turns_is_its_pace(
         waiting[step % batches] = 0
     found = _longest_in_turns(np.array([mean]), batches)[0, most - 1]
     assert found == pytest.approx(pace(steps, batches), abs=within)
+
+
+def test_prompts_of_cycles_are_a_chain() -> None:
+    """Poisson numbers of those who come in the cycle before: mean seconds, how often none come, what follows."""
+    seconds = 0.1 + 0.2 * np.minimum(np.array(_STATES), 6.0)
+    means = np.concatenate([[0.0], np.geomspace(0.01, 200.0, 60)])
+    rows = np.array([[np.interp(3.0 * one, means, column) for column in _next_prompts(0).T] for one in seconds])
+    stays = _stationary(rows[None, None])[0, 0]
+    random, prompts, cycles, none, after = np.random.default_rng(5), 0, [], 0, []
+    for _ in range(200_000):
+        cycles.append(0.1 + 0.2 * min(prompts, 6))
+        none += prompts == 0
+        after.append(prompts)
+        prompts = int(random.poisson(3.0 * cycles[-1]))
+    mean = float((stays * seconds).sum())
+    assert mean == pytest.approx(np.mean(cycles), rel=0.02)
+    assert stays[0] == pytest.approx(none / len(cycles), rel=0.03)
+    starts = [i for i, one in enumerate(after[:-60]) if one == 4]
+    beyond = np.mean([sum(cycles[i : i + 60]) for i in starts]) - 60 * mean
+    assert _excess(rows[None, None], stays[None, None], seconds)[0, 0, 4] == pytest.approx(beyond, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed", "load", "within"),
+    [
+        # Four stages whose steps are mostly prompts: first tokens were 0.43 to 0.69 and tokens 0.57 to 0.88 of the run.
+        ("stages", 110, "0.5", 0.05), ("stages", 715, "0.2", 0.04), ("stages", 715, "0.5", 0.05),
+        ("stages", 108, "0.2", 0.035), ("stages", 108, "0.5", 0.1), ("shared", 103, "0.2", 0.04),
+        ("shared", 103, "0.5", 0.075), ("stages", 1003, "0.2", 0.04), ("stages", 1003, "0.5", 0.08),
+        ("shared", 600, "0.2", 0.06), ("stages", 711, "0.7", 0.035), ("stages", 1001, "0.7", 0.05),
+        # Two stages, prompts that fill a step.
+        ("stages", 107, "0.5", 0.045), ("stages", 107, "0.85", 0.08), ("stages", 109, "0.7", 0.04),
+    ],
+)  # fmt: skip
+def test_prompts_that_come_in_a_long_step_run_in_one_behind_it(kind: str, seed: int, load: str, within: float) -> None:
+    """All three means of stored runs of pipelines whose batches take from one waiting list."""
+    rows = json.loads(STORED.read_text(encoding="ascii"))
+    stored = next(row for row in rows if (row["kind"], row["seed"]) == (kind, seed))
+    steady = draw(kind, seed).fleet.at(float(load) * stored["served"])
+    for name, mean in stored["means"][load].items():
+        assert getattr(steady, f"{name}_seconds") == pytest.approx(mean, rel=within), name
 
 
 @pytest.mark.parametrize(("seed", "load"), [(101, 0.5), (503, 0.5), (506, 0.5), (1004, 0.5)])

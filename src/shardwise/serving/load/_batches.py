@@ -82,7 +82,7 @@ def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any, lane
     return np.maximum(np.minimum(np.ceil(policy.max_sequences / lanes), most), 1.0)
 
 
-def fullest(mean: Any, batches: Batches, moments: LengthMoments, policy: Policy, pace: tuple[Any, Any]) -> Any:
+def fullest(mean: Any, batches: Batches, moments: LengthMoments, policy: Policy, pace: tuple[Any, Any, Any]) -> Any:
     """Return the sequences of the fullest of some batches; in turns they spread as far as answers differ.
 
     Batches that take from one waiting list as it is their turn have Poisson numbers of those who come. Where one finds
@@ -98,9 +98,14 @@ def fullest(mean: Any, batches: Batches, moments: LengthMoments, policy: Policy,
         even = np.maximum(mean + apart / 2 + _most_of(many) * np.sqrt(mean * apart * (1 - moments.overlap)), 1.0)
     if not policy.shared_waiting:
         return even
-    growth, host = 0.0 if policy.batches_ahead else pace[0], pace[1]
+    growth, host, short = 0.0 if policy.batches_ahead else pace[0], pace[1], pace[2]
     spread = mean + _most_of(many) * np.sqrt(mean * apart / np.maximum(1 - growth, 0.1))
-    full = np.maximum(np.minimum(spread, mean * many), mean * many / batches_going(mean, batches, policy, host))
+    going = batches_going(mean * short, batches, policy, host)
+    if not policy.batches_ahead:  # the mean of what each of those has, each of the others being one so often
+        often = np.maximum((going - 1) / np.maximum(many - 1, 1.0), 1e-9)
+        going = many * often / (1 - (1 - often) ** many)
+    most = mean * many / going
+    full = np.maximum(np.minimum(spread, mean * many), most)
     return np.where(batches.piped, np.maximum(full, 1.0), even)
 
 
@@ -116,22 +121,6 @@ def batches_going(mean: Any, batches: Batches, policy: Policy, host: Any) -> Any
         return lanes * np.expm1(-mean) / np.minimum(np.expm1(-lanes * mean), -1e-12)
     busy = np.expm1(np.minimum(mean, 50.0)) * lanes * host
     return 1 + (lanes - 1) * busy / (1 + busy)
-
-
-def turn_seconds(at: Any, rest: Any, prices: Any, batches: Batches, policy: Policy) -> Any:
-    """Return the mean wait of who comes to a pipeline for a batch that is made, and for those made ahead of it.
-
-    Of batches with waiting lists of their own one that has nothing to run waits for none. Else the next batch is made
-    as any ends, so that who comes waits for a part of a cycle, of those alone that run anything. `at` is the mix of
-    cycles, `rest` what is left of one.
-    """
-    if not policy.shared_waiting:
-        return np.minimum(prices.counts, 1.0) * rest
-    going = batches_going(prices.counts, batches, policy, prices.launching)
-    # Steps differ on their own: the squared cv of the gaps between their ends is as many times that of cycles.
-    apart = going * np.maximum(np.asarray(at.square / at.cycle**2) - 1, 0.0)
-    residual = (1 + apart) * at.cycle / 2
-    return residual / going + policy.batches_ahead * at.cycle / batches.lanes[:, None]
 
 
 def _most_of(batches: Any) -> Any:

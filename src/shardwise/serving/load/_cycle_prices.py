@@ -15,6 +15,7 @@ from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import begin_chance, walk_above
 from shardwise.serving.load._batches import EQUAL, Batches, after_hold, crowded, ending_chance, piled, piles_up
 from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled
+from shardwise.serving.load._gathered import Gathered
 from shardwise.serving.load._lockstep import Cycles, cycles_of
 from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._pipeline import IN_A_STEP, Come, LanePrices
@@ -122,9 +123,7 @@ class _Crowd:
 
     def through(self, policy: Policy) -> Come:
         """Return how prompts come to batches that follow each other through stages."""
-        if self.comes == "queue":
-            return "apart" if policy.mixed else "alternating"
-        return "at once" if policy.shared_waiting else "apart"
+        return "alternating" if self.comes == "queue" and not policy.mixed else "apart"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +153,8 @@ class CycleSteps:
     decode: Any
     """A decode step of the fullest batch."""
     batches: Batches
+    launching: Any
+    """Seconds of the host to launch a step, over those of a decode step."""
 
     def tables(self, moments: LengthMoments) -> Cycles:
         """Return the tables of cycles, those of a queue among them where prompts come otherwise from it."""
@@ -164,7 +165,11 @@ class CycleSteps:
         if piles_up(policy, batches):
             some = ending_chance(self.counts, batches, moments) if policy.balances == "loads" else 1.0
             other = Piled(prices=self._of(_Crowd(comes="unevenly")), share=some)
-        first = cycles_of(self._of(even), self.decode, batches, policy, other).named(self.counts)
+        prices = self._of(even)
+        first = cycles_of(prices, self.decode, batches, policy, other).named(self.counts)
+        if policy.shared_waiting and prices.lanes is not None:
+            cells = self.counts, self.launching
+            first = replace(first, gathered=Gathered.of(prices.lanes, self.decode, cells, batches, policy))
         if holds:
             whole = cycles_of(self._of(_Crowd(comes="held")), self.decode, batches, policy).named(self.counts)
             first = replace(first, all_have=whole, ends=whole)

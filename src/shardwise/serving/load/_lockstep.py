@@ -26,6 +26,7 @@ from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import FULL
 from shardwise.serving.load._batches import Batches, piled_chance
 from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled, Wholes, over_both, sums_of
+from shardwise.serving.load._gathered import Gathered
 from shardwise.serving.load._pipeline import in_lanes
 from shardwise.units import counted
 
@@ -86,6 +87,10 @@ class CycleMix:
     """What of it is left as its own step ends."""
     alone: Any
     """`Cycles.share` in the mean over cycles."""
+    following: Any
+    """What cycles after that of a prompt are longer than others, since more arrive in it."""
+    turn: Any
+    """Until the next batch of a pipeline is made, and for those made ahead of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +121,8 @@ class Cycles:
     """The same where prompts take the places of sequences that ended; None where that is no different."""
     all_have: Cycles | None = None
     """The same where every batch has a prompt, for which prompts were held."""
+    gathered: Gathered | None = None
+    """Cycles of pipelines whose batches take from one waiting list; None where none do."""
 
     def named(self, counts: Any) -> Cycles:
         """Return the same tables, whose cells open under names where columns open."""
@@ -196,10 +203,16 @@ class Cycles:
             quick * self._read(each, quiet) + (1 - quick) * self._read(each, later) for each in (self.after, self.left)
         )
         alone = short * self._read(self.share, quiet) + (1 - short) * self._read(self.share, going)
-        return CycleMix(
+        mix = CycleMix(
             none=none, some=some, short=short, keeps=keeps, two=two, cycle=cycle, square=square, own=own, left=left,
-            alone=alone,
+            alone=alone, following=self._following(rate * own, cycle) / (1 - two),
+            turn=square / cycle / 2 / self.batches,
         )  # fmt: skip
+        return self.gathered.over(mix, rate) if self.gathered else mix
+
+    def _following(self, prompts: Any, cycle: Any) -> Any:
+        """Return what a cycle takes longer than others for which so many arrived."""
+        return np.maximum(self.look(self.mean, prompts) - cycle, 0.0)
 
     def held_back(self, at: CycleMix, rate: Any, steps: Any, in_turns: bool) -> CycleMix:
         """Return what cycles are where prompts wait until every batch has one, or for so many cycles.
@@ -228,6 +241,7 @@ class Cycles:
         other = replace(
             at, none=together, some=together, short=short, keeps=0.0 * wait, two=0.0 * wait, cycle=cycle,
             square=2 * rest * cycle, own=own, left=self._read(self.left, spot), alone=(1 - short) * share,
+            following=self._following(rate * own, cycle),
         )  # fmt: skip
         return CycleMix(
             **{f.name: np.where(wait <= 1, getattr(at, f.name), getattr(other, f.name)) for f in fields(CycleMix)}
@@ -282,7 +296,9 @@ def rows_of(table: T, rows: Any) -> T:
     columns: dict[str, Any] = {}
     for f in fields(cast(Any, table)):
         value = getattr(table, f.name)
-        if isinstance(value, Cycles):
+        if isinstance(value, Gathered):
+            columns[f.name] = value.rows(rows)
+        elif isinstance(value, Cycles):
             columns[f.name] = rows_of(value, rows)
         elif np.ndim(value) > 1:
             columns[f.name] = np.take(value, rows, axis=-2)

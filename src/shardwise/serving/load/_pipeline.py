@@ -23,8 +23,8 @@ _NUMBERS = np.arange(420)
 _LOG_FACTORIALS = np.array([math.lgamma(k + 1) for k in _NUMBERS])
 
 
-Come = Literal["apart", "alternating", "at once"]
-"""How prompts come to batches in flight: to any or in turns, between steps that only decode, all of a cycle to one."""
+Come = Literal["apart", "alternating"]
+"""How prompts come to batches in flight: to any or in turns, or between steps that only decode."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class LanePrices:
     """Prompts that a step has room for: [layout, place]."""
 
 
-def _poisson(means: Any) -> Any:
+def poisson(means: Any) -> Any:
     return np.exp(_NUMBERS * np.log(means)[:, None] - means[:, None] - _LOG_FACTORIALS)
 
 
@@ -84,11 +84,11 @@ def _longest_in_turns(mean: Any, batches: int) -> Any:
     Prompts that arrive go to one batch after another: of K in a cycle ceil(K / P) are in the longest step. Of two
     batches a step is not the longest where it and the next have fewer: both have what arrives in the same half.
     """
-    chance = _poisson(mean)
+    chance = poisson(mean)
     if batches > 2:
         fewer = np.concatenate([0 * chance[:, :1], np.cumsum(chance, axis=1)], axis=1)
         return 1 - fewer[:, np.minimum(1 + batches * (_NUMBERS[1:] - 1), len(_NUMBERS))]
-    half = _poisson(mean / 2)
+    half = poisson(mean / 2)
     # What is left beside those of the shared half; of 2 too many and more none is.
     left = np.arange(-2, len(_NUMBERS) - 1)
 
@@ -111,33 +111,25 @@ def _in_a_step(means: tuple[float, ...], batches: int, apart: float, come: Come)
 
     Prompts are in any batch where they take the places of sequences that ended `apart` from each other; where these end
     in steps that only decode such steps follow on them. In turns K of a cycle are K / B of each, rounded down or up.
-    From one waiting list they are all in the first batch that is made as a long step has passed, behind which the
-    others are.
     """
     mean = np.array(means)
-    if come == "at once":
-        every = _poisson(mean)
-        some, hats = np.cumsum(every[:, :0:-1], axis=1)[:, ::-1], _in_lines()
-        return _sums(every[:, 1:] / batches, hats), _sums(
-            some - np.concatenate([some[:, 1:], 0 * some[:, :1]], 1), hats
-        )
     turns = np.zeros((len(mean), len(_NUMBERS)))
     # A batch has no more than its share of them all, rounded up.
     most = len(_NUMBERS) // batches + 2
-    turns[:, :most] = _sums(_poisson(mean), np.clip(_NUMBERS[:, None] / batches - _NUMBERS[:most] + 1, 0.0, 1.0))
+    turns[:, :most] = _sums(poisson(mean), np.clip(_NUMBERS[:, None] / batches - _NUMBERS[:most] + 1, 0.0, 1.0))
     own, going = _alternating(mean / batches) if come == "alternating" else (mean / batches, 1.0)
-    random = _poisson(own) * np.reshape(going, (-1, 1))
+    random = poisson(own) * np.reshape(going, (-1, 1))
     chance = apart * random + (1 - apart) * (turns - np.concatenate([turns[:, 1:], 0 * turns[:, :1]], axis=1))
     some = np.cumsum(chance[:, :0:-1], axis=1)[:, ::-1]
     longest = apart * _longest_in_queue(some, batches)
     if apart < 1:
         longest = longest + (1 - apart) * np.maximum(_longest_in_turns(mean, batches), some)
-    hats = _in_lines()
+    hats = in_lines()
     return _sums(chance[:, 1:], hats), _sums(longest - np.concatenate([longest[:, 1:], 0 * some[:, :1]], axis=1), hats)
 
 
 @cache
-def _in_lines() -> Any:
+def in_lines() -> Any:
     """Return the weights of `IN_A_STEP` for 1, 2, ... prompts."""
     at = np.array((0, *IN_A_STEP))
     i = np.clip(np.searchsorted(at, _NUMBERS, side="right") - 1, 0, len(at) - 2)
@@ -150,24 +142,8 @@ def _in_lines() -> Any:
 def in_lanes(
     means: Any, prices: LanePrices, decode: Any, batches: Any, mixed: bool, crowd: tuple[float, Come]
 ) -> tuple[Any, Any]:
-    """Return by mean prompts of a cycle what it takes longer, and the share of prompt steps: [mean, layout, place].
-
-    Of one waiting list those are at once in a batch who come while a long step passes, as much of the time as cycles
-    with prompts take longer than a decode cycle, unless another such step follows on it: batches end apart again then.
-    """
+    """Return by mean prompts of a cycle what it takes longer, and the share of prompt steps: [mean, layout, place]."""
     apart, come = crowd
-    if come != "at once":
-        return _in_lanes(means, prices, batches, apart, mixed, come)
-    ways: tuple[Come, Come] = ("apart", come)
-    any_batch, gathered = (_in_lanes(means, prices, batches, 1.0, mixed, one) for one in ways)
-    longer = any_batch[0]
-    for _ in range(4):
-        share = longer * decode / (decode + longer) ** 2
-        longer = any_batch[0] + share * (gathered[0] - any_batch[0])
-    return longer, any_batch[1] + share * (gathered[1] - any_batch[1])
-
-
-def _in_lanes(means: Any, prices: LanePrices, batches: Any, apart: float, mixed: bool, come: Come) -> tuple[Any, Any]:
     many = batches[:, 0]
     longer = np.zeros((len(means), *prices.mean.shape[1:]))
     busy = 0.0 * longer

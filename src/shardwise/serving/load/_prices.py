@@ -182,13 +182,18 @@ class _Steps:
         growth = between(counts * 1.1 + 1, self.known, self.decode) / between(counts, self.known, self.decode) - 1
         growth = growth * counts / (0.1 * counts + 1)
         launching = self.launching / decode
-        full = fullest(counts, batches, moments, self.policy, (growth, launching)) if batches.any else counts
+        # A batch beside one that has all sequences gets those who come in its own step, which is so much shorter.
+        short = between(1 + 0 * counts, self.known, self.decode) / between(
+            counts * batches.many, self.known, self.decode
+        )
+        pace = growth, launching, np.minimum(short, 1.0)
+        full = fullest(counts, batches, moments, self.policy, pace) if batches.any else counts
         most = counts[:, -1:] * np.where(batches.piped & self.policy.shared_places, batches.many, 1.0)
         full = np.where(batches.many > 1, np.minimum(full, most), counts)
         longest = between(full, self.known, self.decode)
         cycles = CycleSteps(
             policy=self.policy, verified=self.verified, prompts=self.prompts, added=added, counts=counts,
-            decode=longest, batches=batches,
+            decode=longest, batches=batches, launching=launching,
         )  # fmt: skip
         pieces, whole = np.ceil(added.pieces - 1e-9), np.floor(added.pieces)
         each = [self._alone(i, new, batches) for i, (new, _) in enumerate(moments.prompts)]

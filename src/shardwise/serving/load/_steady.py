@@ -37,7 +37,7 @@ from shardwise.serving.load._batch_times import (
     served_cv2,
     slot_factor,
 )
-from shardwise.serving.load._batches import EQUAL, Batches, turn_seconds
+from shardwise.serving.load._batches import EQUAL, Batches
 from shardwise.serving.load._bulk import PromptSteps, gathered
 from shardwise.serving.load._cycle_prices import PROMPTS
 from shardwise.serving.load._lockstep import rows_of
@@ -282,16 +282,16 @@ class Replicas:
         rest = np.asarray(at.square / at.cycle**2) * at.cycle / 2
         rest = rest + at.short * cycles.decode * (policy.receive_steps - 1) / 2
         rest = rest + at.cycle if policy.async_scheduling and self.moments.steps else rest
-        # Of a pipeline's batches one that has nothing to run waits for none.
-        rest = np.where(self.batches.piped, turn_seconds(at, rest, p, self.batches, policy), rest)
+        # Of a pipeline's batches with waiting lists of their own one that has nothing to run waits for none.
+        turn = at.turn if policy.shared_waiting else np.minimum(p.counts, 1.0) * rest
+        rest = np.where(self.batches.piped, turn, rest)
         # Who comes to a group where a prompt is cut waits for the pieces that fill its steps; others go elsewhere.
         busy = np.minimum(prompts * cycles.pieces * at.own, FULL) if policy.balances == "turns" else 0.0
         cut = (self.batches.many > 1) & ~self.batches.piped & policy.chunked
         behind = np.where(cut, prompts * p.behind * at.own**2 / (1 - busy), 0.0 * own)
-        following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0) / (1 - at.two)
         times = BatchTimes(
-            decode=cycles.decode, prompts=step - cycles.decode, lingering=following + at.left,
-            lingering_per_step=(following + at.left) * self.moments.inverse_steps, over=1 + 0 * step,
+            decode=cycles.decode, prompts=step - cycles.decode, lingering=at.following + at.left,
+            lingering_per_step=(at.following + at.left) * self.moments.inverse_steps, over=1 + 0 * step,
             load=np.where(self.batches.many > 1, 1 - cycles.decode / step, at.keeps),
             rest=rest, own=own - at.left, others=behind, empty=p.alone + 0 * step, placed=at.cycle * p.pieces,
         )  # fmt: skip
