@@ -668,3 +668,14 @@ def test_what_is_carried_is_the_same_however_many_requests_are_simulated() -> No
     )
     assert some.steady.capacity == more.steady.capacity
     assert some.fleet.decode.cache_tokens == more.fleet.decode.cache_tokens
+
+
+@pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm", "llama.cpp", "sglang"])
+def test_a_prompt_beside_which_nobody_decodes_takes_its_own_step(engine: str) -> None:
+    """Of answers of one token nothing is spared by a decode step: a first token was a tenth of the run's, 1.4 ms."""
+    prompt = Length(mean=64)
+    asked = Workload(input_tokens=prompt, output_tokens=Length(mean=1), arrivals=Arrivals(rate=50.0), count=2000)
+    options = LoadOptions(serving=ServingOptions(engine=engine))
+    found = serve(load_model("qwen3-4b"), Cluster.parse("1xrtx-4090"), Plan(), asked, Serving(), options)
+    assert found.steady.ttft_seconds == pytest.approx(found.latencies["ttft"]["mean"], rel=0.03)
+    assert found.empty.ttft_seconds > 0.01

@@ -190,10 +190,10 @@ class LoadSearch:
         short = int(np.isfinite(tokens).sum()) - len(plans)
         if not plans:
             return LoadGroup(job=job, engine=engine, plans=(), form=None, short=short, policy=policy, case=case)
-        batches = batches_of(plans, case.model.has_experts, policy.one_batch)
-        most = most_running(policy, moments, tokens[rows], batches.lanes)
-        prices = load_prices(limited, take_rows(sizes, rows), policy, moments, most, batches)
-        form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows], batches=batches)
+        batches, runs = batches_of(plans, case.model.has_experts, policy.one_batch), policy.of_answers(moments.steps)
+        most = most_running(runs, moments, tokens[rows], batches.lanes)
+        prices = load_prices(limited, take_rows(sizes, rows), runs, moments, most, batches)
+        form = Replicas(prices=prices, policy=runs, moments=moments, cache_tokens=tokens[rows], batches=batches)
         return LoadGroup(job=job, engine=engine, plans=plans, form=form, short=short, policy=policy, case=case)
 
     def room(self, case: ServingCase, context: float) -> Any:

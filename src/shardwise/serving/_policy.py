@@ -131,6 +131,10 @@ class Policy:
         """How it schedules a model with recurrent layers, whose states end with blocks of so many tokens."""
         return replace(self, prefix_cache=self.prefix_cache and self.caches_states, prefix_block=block)
 
+    def of_answers(self, steps: float) -> Policy:
+        """How it schedules answers of so many decode steps: where nobody decodes, prompts run in steps of their own."""
+        return self if steps else replace(self, mixed=False)
+
     def of_prompts(self, own: SchedulerLimits) -> Policy:
         """How a pool schedules that computes prompts alone: no decode step runs beside them, no answer needs room.
 

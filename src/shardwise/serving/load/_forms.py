@@ -16,7 +16,7 @@ def replicas_of(
     case: ServingCase, policy: Policy, moments: LengthMoments, cache_tokens: float, at_once: bool = False
 ) -> Replicas:
     """Return the closed form of one case."""
-    capacity = np.array([float(cache_tokens)])
+    capacity, policy = np.array([float(cache_tokens)]), policy.of_answers(moments.steps)
     batches = batches_of([case.plan], case.model.has_experts, policy.one_batch)
     sizes = sizes_of_columns(case.model, [case.plan], [1], case.domains, case.job)
     most = most_running(policy, moments, capacity, batches.lanes)
