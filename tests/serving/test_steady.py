@@ -679,3 +679,16 @@ def test_a_prompt_beside_which_nobody_decodes_takes_its_own_step(engine: str) ->
     found = serve(load_model("qwen3-4b"), Cluster.parse("1xrtx-4090"), Plan(), asked, Serving(), options)
     assert found.steady.ttft_seconds == pytest.approx(found.latencies["ttft"]["mean"], rel=0.03)
     assert found.empty.ttft_seconds > 0.01
+
+
+def test_a_busy_hour_is_no_queue_that_grows() -> None:
+    """Prompts of very unlike lengths at half of what is carried: the load was said to be more than that by chance."""
+    asked = Workload(
+        input_tokens=Length(kind="lognormal", mean=4000, cv=1.2), output_tokens=Length(mean=1), prefix_tokens=2000,
+        arrivals=Arrivals(rate=3.9), count=6000, seed=20,
+    )  # fmt: skip
+    options = LoadOptions(serving=ServingOptions(engine="llama.cpp"))
+    found = serve(load_model("llama-3.1-8b"), Cluster.parse("1xmi300x"), Plan(), asked, Serving(), options)
+    assert found.utilisation < 0.51
+    assert found.stable
+    assert found.capacity_per_second > 7.5
