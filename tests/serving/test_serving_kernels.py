@@ -126,6 +126,25 @@ def test_blocks_of_8_bits_ran_deepgemm_on_blackwell_too(plan: Plan, engine: str,
     assert took in fits
 
 
+@pytest.mark.parametrize(
+    ("model", "engine", "kernel"),
+    [
+        ("qwen3-30b-a3b", "vllm-2025", "sglang"),
+        ("llama-4-scout", "vllm-0.13-sorting", "sglang"),
+        ("glm-4.5-air", "vllm-0.11", "sglang"),
+        ("mixtral-8x7b", "vllm-2025", "vllm"),
+        ("qwen3-30b-a3b", "vllm-0.17", "vllm"),
+        ("qwen3-30b-a3b", "vllm", "vllm"),
+    ],
+)
+def test_experts_without_a_tuned_file_ran_other_tiles_until_2026(model: str, engine: str, kernel: str) -> None:
+    """Before 0.17 vLLM's rule for tiles on Hopper was SGLang's of today, but where a file tunes them, as Mixtral's."""
+    case = ask(model, Serving(), Plan(tp=8), "h100-sxm-80gb", engine=engine).case
+    row = engine_cost_model(case, sizes_of(case.model, case.plan, case.job, case.domains)).kernels.experts_wide
+    rows = constants().families["hopper"].experts[kernel]["bf16"]
+    assert [name for name, one in rows.items() if one == row and "triton" in name]
+
+
 def test_a_tile_for_each_expert_takes_as_long_on_blackwell() -> None:
     """Qwen3-235B in 8-bit blocks took 36.7 ms a token with 8 requests on two B200 in vLLM 0.11.1 (ML.ENERGY, 2026)."""
     job = Serving(weights="fp8-block", batch=8, input_tokens=250, output_tokens=875)
