@@ -23,7 +23,7 @@ from shardwise.serving import ServingOptions
 from shardwise.serving._policy import policy_of
 from shardwise.serving._sizes import sizes_of_columns
 from shardwise.serving.load import LoadOptions, Replica, ServeReport, StepTable, moments_of, serve
-from shardwise.serving.load._batch_times import admitted_together
+from shardwise.serving.load._batch_times import admitted_together, lingering_of
 from shardwise.serving.load._batches import batches_of, unevenness, waiting_chance
 from shardwise.serving.load._bulk import PromptSteps
 from shardwise.serving.load._carried import carried_at_most
@@ -679,6 +679,18 @@ def test_a_prompt_beside_which_nobody_decodes_takes_its_own_step(engine: str) ->
     found = serve(load_model("qwen3-4b"), Cluster.parse("1xrtx-4090"), Plan(), asked, Serving(), options)
     assert found.steady.ttft_seconds == pytest.approx(found.latencies["ttft"]["mean"], rel=0.03)
     assert found.empty.ttft_seconds > 0.01
+
+
+@pytest.mark.parametrize("steps", [1.0, 4.0])
+def test_what_follows_on_a_prompt_lasts_no_longer_than_an_answer(steps: float) -> None:
+    """It falls by the load from step to step: of two tokens' one step all of it was charged, 27 ran where 10 did."""
+    form = draw("replica", 23).fleet.decode.form
+    loads = form.loads(0.5 * float(form.capacity[0]))
+    short, endless = (
+        lingering_of(loads, replace(form.moments, answers=(each,)), form.policy).seconds for each in (steps, 1e9)
+    )
+    assert form.policy.mixed
+    np.testing.assert_allclose(short / endless, 1 - loads.load**steps, rtol=1e-6)
 
 
 def test_a_busy_hour_is_no_queue_that_grows() -> None:

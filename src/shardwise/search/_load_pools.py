@@ -92,6 +92,7 @@ def forms_of(search: LoadSearch, group: LoadGroup, case: ServingCase, stage: Sta
     if prompts:
         policy = policy.of_prompts(usual)
     moments = moments_of(search.workload, policy, stage, tokens_per_step(group.job))
+    policy = policy.of_answers(moments.steps)
     cache_tokens = search.room(limited, moments.context)
     rows = np.flatnonzero(cache_tokens >= asked.total_tokens)
     if not len(rows):

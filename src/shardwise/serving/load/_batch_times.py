@@ -244,10 +244,14 @@ def lingering_of(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) ->
     )
     single = exponential((1 - maximum(batch.together, 1.0)) / arriving)
     left, joint = single * left, (1 - single) * joint
+    # What follows on a prompt falls by the load from step to step, and an answer has so many of these.
+    ended = [1 - raised(2.0, steps * log2(maximum(batch.load, 1e-12))) for steps in moments.answers]
+    whole = sum(ended) / len(ended)
+    each_step = sum(one / steps for one, steps in zip(ended, moments.answers, strict=True)) / len(ended)
     # Where more come than a step has room for beside so many sequences the queue has no mean.
     over = above(busy, 0.999 * FULL, 1.0, single * within + 1 - single)
     return Lingering(
-        seconds=left * share + joint, per_step=left * per_step + joint * moments.inverse_steps, over=over
+        seconds=left * share + joint * whole, per_step=left * per_step + joint * each_step, over=over
     )  # fmt: skip
 
 
