@@ -36,6 +36,7 @@ from shardwise.serving import InferReport
 _CACHES = {name: name for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")} | {"bf16": "bfloat16", "fp16": "float16"}
 _OF_FLAG = {flag: name for name, flag in reversed(_CACHES.items())} | {"fp8_ds_mla": "fp8"}
 _PROPOSERS = {"draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram"}
+_CAPTURED = "--max-cudagraph-capture-size"
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that --max-lora-rank takes (vllm/config/lora.py, MaxLoRARanks)."""
@@ -91,6 +92,8 @@ def words_of(one: Deployment) -> Words:
         words["--enforce-eager"] = True
     if "synchronous" in one.report.case.engine.launched_with:
         words["--no-async-scheduling"] = True
+    if one.job.captured_sequences > 0:
+        words[_CAPTURED] = one.job.captured_sequences * (1 + one.job.num_speculative_tokens)
     if one.job.kv_cache_memory:
         words["--kv-cache-memory-bytes"] = math.ceil(one.job.kv_cache_memory)
     if one.job.language_model_only:
@@ -203,6 +206,21 @@ def _captures_nothing(line: LaunchLine) -> bool:
     return True
 
 
+def _captured_tokens(line: LaunchLine) -> int:
+    """Return the tokens of the largest step of decoding that a line captures, 0 where it leaves them to the engine.
+
+    v0.33.0 vllm/config/vllm.py, _set_cudagraph_sizes: sizes that are listed, else all up to the largest that is said. A
+    step of decoding has those of all its guesses. What the graphs take, and prompts in them, stay the release's own.
+    """
+    config = str(line.values.get("--compilation-config", ""))
+    tree = line.tree("--compilation-config") if config.startswith("{") else {}
+    listed, most = tree.get("cudagraph_capture_sizes"), tree.get("max_cudagraph_capture_size")
+    sizes = [one for one in (listed if isinstance(listed, list) else [most]) if type(one) is int and one > 0]
+    if tree.keys() <= {"cudagraph_mode", "mode", "level", "cudagraph_capture_sizes", "max_cudagraph_capture_size"}:
+        line.follow(("--compilation-config",) if sizes else (), "captured_sequences")
+    return max(sizes, default=0) or line.whole(_CAPTURED)
+
+
 def _tokens_of_blocks(line: LaunchLine, model: str) -> int:
     """Return the tokens of the cache where a line says its blocks, which all layers of one kind fill alike, else 0.
 
@@ -267,4 +285,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         or role
         or sends.get(str(line.tree("--kv-transfer-config").get("kv_role")), "")
     )
-    return line.launched(values | _speculation(line), tp * pp * dp, role)
+    values |= _speculation(line)
+    if "eager" not in values["engine"] and (tokens := _captured_tokens(line)):
+        values["captured_sequences"] = max(tokens // (1 + values.get("num_speculative_tokens", 0)), 1)
+    return line.launched(values, tp * pp * dp, role)
