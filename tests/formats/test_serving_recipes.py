@@ -140,3 +140,38 @@ def test_a_file_of_which_nothing_is_followed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(f"environment:\n{silent}ngcApiKeySecretName: a\n")
     done = run("import", str(tmp_path / "values.yaml"))
     assert done.status == 2 and "has no setting of a system that is read" in done.err
+
+
+# Words of a prefill worker behind its model -> the workers, their degrees, and the devices of two such servers.
+PREFILL: tuple[tuple[str, tuple[int, int, int | None], int], ...] = (
+    ("vllm serve Qwen/Qwen3-8B -tp 2", (2, 2, None), 4),
+    ("vllm serve Qwen/Qwen3-8B -tp 2 -dp 3", (6, 2, None), 12),
+    ("vllm serve Qwen/Qwen3-30B-A3B -dp 4 -ep", (2, 1, 4), 8),
+    ("vllm serve Qwen/Qwen3-30B-A3B -dp 4", (2, 1, 4), 8),
+    ("vllm serve Qwen/Qwen3-30B-A3B -tp 4", (2, 4, 1), 8),
+    (
+        "python3 -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --tp 4 --dp 4 --enable-dp-attention",
+        (2, 1, 4),
+        8,
+    ),
+    ("python3 -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --tp 4 --dp 2", (4, 4, 1), 16),
+)
+
+
+@pytest.mark.parametrize(("words", "expected", "devices"), PREFILL)
+def test_a_worker_for_prompts_has_all_its_devices(
+    words: str, expected: tuple[int, int, int | None], devices: int, tmp_path: Path
+) -> None:
+    """Replicas are workers of their own, groups of attention that share experts are one: none of them is lost."""
+    pods = ((words, "prefill", 2), (words.split(" -")[0] if "vllm" in words else words, "decode", 1))
+    roles = "".join(
+        f"  - name: {role}\n    replicas: {copies}\n    template: {{spec: {POD % ('sh, -c', repr(line))}}}\n"
+        for line, role, copies in pods
+    )
+    (tmp_path / "a.yaml").write_text(f"kind: RoleBasedGroup\nspec:\n  roles:\n{roles}")
+    found = import_server(str(tmp_path / "a.yaml"))
+    assert tuple(found.values.get(f"prefill_{name}") for name in ("workers", "tp", "ep")) == expected
+    decode = found.values["tp"] * found.values["pp"] * found.values.get("dp", 1)
+    assert found.num_devices - decode == devices
+    asked = ("--from", str(tmp_path / "a.yaml"), "--on", "h200", "--rate", "1/s", "--requests", "20", "--json")
+    assert run("serve", *asked, "--output-tokens", "5").status in (0, 1)

@@ -175,18 +175,35 @@ def _replicated(service: Service, one: Launched) -> Launched:
     )
 
 
+def _prefill(replicas: int, values: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
+    """Return the fields of a pool of so many servers that compute prompts, and what is assumed of it.
+
+    Groups of attention that share their experts are one worker, on all their devices; others are a worker each.
+    """
+    tp, dp, ep = (int(values.get(axis, 1)) for axis in ("tp", "dp", "ep"))
+    sharing = max(ep * int(values.get("etp", 1)), tp)
+    pool = {
+        "prefill_workers": replicas * max(tp * dp // sharing, 1),
+        "prefill_tp": tp,
+        "prefill_pp": values.get("pp", 1),
+    }
+    if "ep" not in values:
+        return pool, []
+    if ep == sharing or sharing == tp:
+        return pool | {"prefill_ep": ep}, []
+    note = f"prefill_ep {sharing}: a pool for prompts splits experts among its groups of attention, not each of them"
+    return pool | {"prefill_ep": sharing}, [note]
+
+
 def _pools(first: tuple[Service, Launched], last: tuple[Service, Launched]) -> Launched:
     """Return a decode pool with the pool before it that computes prompts."""
     prompts, decode = _replicated(*first), _replicated(*last)
     values = decode.values
-    pool = {"prefill_workers": first[0].replicas}
-    pool |= {f"prefill_{axis}": prompts.values.get(axis, 1) for axis in ("tp", "pp")}
-    if "ep" in prompts.values:
-        pool["prefill_ep"] = prompts.values["ep"]
+    pool, notes = _prefill(first[0].replicas, first[1].values)
     return replace(
         decode, values={**values, **pool}, num_devices=decode.num_devices + prompts.num_devices, role="",
         understood=(*decode.understood, *prompts.understood),
-        assumed=tuple(dict.fromkeys((*decode.assumed, *prompts.assumed))),
+        assumed=tuple(dict.fromkeys((*decode.assumed, *prompts.assumed, *notes))),
         ignored=(*decode.ignored, *prompts.ignored), silent=(*decode.silent, *prompts.silent),
         unknown=(*decode.unknown, *prompts.unknown),
     )  # fmt: skip
