@@ -175,3 +175,15 @@ def test_a_worker_for_prompts_has_all_its_devices(
     assert found.num_devices - decode == devices
     asked = ("--from", str(tmp_path / "a.yaml"), "--on", "h200", "--rate", "1/s", "--requests", "20", "--json")
     assert run("serve", *asked, "--output-tokens", "5").status in (0, 1)
+
+
+def test_prompts_have_the_steps_of_their_own_pool(tmp_path: Path) -> None:
+    """A pool that decodes has steps of few tokens, in which prompts would take many times as long."""
+    recipe = "model: {path: Qwen/Qwen3-8B}\nresources: {prefill_workers: 1, decode_workers: 1}\n"
+    recipe += "backend:\n  type: vllm\n  vllm_config:\n    prefill: {%s}\n    decode: {max-num-batched-tokens: 256}\n"
+    (tmp_path / "a.yaml").write_text(recipe % "max-num-batched-tokens: 8192, kv-cache-dtype: fp8")
+    found = import_server(str(tmp_path / "a.yaml"))
+    assert found.values["max_batched_tokens"] == 8192 and "kv_cache" not in found.values
+    assert any("of the pool for prompts kv_cache fp8: not taken" in note for note in found.assumed)
+    (tmp_path / "a.yaml").write_text(recipe % "kv-cache-dtype: auto")
+    assert "max_batched_tokens" not in import_server(str(tmp_path / "a.yaml")).values

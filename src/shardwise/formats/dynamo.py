@@ -175,6 +175,11 @@ def _replicated(service: Service, one: Launched) -> Launched:
     )
 
 
+_STEP = "max_batched_tokens"
+# What both pools have of one, the pool that decodes: settings of the other are told.
+_OWN = ("engine", "weights", "kv_cache", "memory_fraction", "max_sequences", "max_total_tokens", "kv_cache_memory")
+
+
 def _prefill(replicas: int, values: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
     """Return the fields of a pool of so many servers that compute prompts, and what is assumed of it.
 
@@ -200,6 +205,13 @@ def _pools(first: tuple[Service, Launched], last: tuple[Service, Launched]) -> L
     prompts, decode = _replicated(*first), _replicated(*last)
     values = decode.values
     pool, notes = _prefill(first[0].replicas, first[1].values)
+    # The tokens of a step are those of prompts, which the other pool does not compute.
+    values = {key: value for key, value in values.items() if key != _STEP}
+    values |= {_STEP: first[1].values[_STEP]} if _STEP in first[1].values else {}
+    other = [key for key in _OWN if first[1].values.get(key) != last[1].values.get(key)]
+    if other:
+        settings = ", ".join(f"{key} {first[1].values.get(key, 'left out')}" for key in other)
+        notes.append(f"of the pool for prompts {settings}: not taken, both have those of the pool that decodes")
     return replace(
         decode, values={**values, **pool}, num_devices=decode.num_devices + prompts.num_devices, role="",
         understood=(*decode.understood, *prompts.understood),
