@@ -126,7 +126,8 @@ class ServeReport(Card):
         if self.overloaded:
             return (self.steady.rate - self.steady.capacity) * self.base.plan.dp
         requests = [r for t in self.traces for r in t.finished]
-        return queue_growth(requests, self.workload.arrivals.rate * self.share) / self.share
+        rate, said = self.workload.arrivals.rate * self.share, float(self.steady.utilisation)
+        return queue_growth(requests, rate, said) / self.share
 
     @cached_property
     def requests(self) -> list[Request]:

@@ -294,16 +294,17 @@ def ended_rate(ends: Sequence[float]) -> float:
     return slope / spread if spread else math.inf
 
 
-# Of those who come, who are not done where a queue grows, at least: less is told from a busy hour by no run.
-_GROWS = 0.01
+# Of those who come, who are not done where a queue grows, at least, and the more the farther the load is below what is
+# said to be carried: at half of that 2 % were not done in a half of 1,500 requests, and none in one of 6,000.
+_GROWS, _DOUBT = 0.01, 8
 
 
-def queue_growth(requests: Sequence[Request], rate: float) -> float:
+def queue_growth(requests: Sequence[Request], rate: float, utilisation: float = 1.0) -> float:
     """Return the requests a second by which a queue grows, as a simulation showed; 0 where it does not.
 
     If those who arrive in the last quarter wait half as long again as those of the second, and a tenth of a request
-    more, it grows by what is not done of the second half of the arrivals, if that is a hundredth of them: where prompts
-    are very unlike, one quarter waits longer than another at half of what is carried, too.
+    more, it grows by what is not done of the second half of the arrivals, if that is such a share of them that no busy
+    hour leaves it, at a load that is said to be so much of what is carried.
     """
     every = sorted(requests, key=lambda r: r.arrival)
     quarter = len(every) // 4
@@ -318,4 +319,4 @@ def queue_growth(requests: Sequence[Request], rate: float) -> float:
     span = max(end - start, 1e-9)
     times = [r.arrival for r in every], [r.end for r in every]
     come, done = (sum(start < one <= end for one in each) / span for each in times)
-    return max(rate - done, 1e-9) if come - done > _GROWS * come else 0.0
+    return max(rate - done, 1e-9) if come - done > max(_GROWS, (1 - utilisation) / _DOUBT) * come else 0.0
