@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from ops.helpers import layout
 from shardwise import Cluster, Plan, Training, load_model, train
 from shardwise.ledger.op import Op
+from shardwise.ops.block import block_ops
+from shardwise.ops.cast_kernels import with_casts
 from shardwise.plans import find_stack, tuning_of
 from shardwise.records import replace
 from shardwise.training import TrainingOptions, TrainReport, ledger_of
@@ -100,3 +103,20 @@ def test_gemms_of_gptq_give_16_bits_whatever_norms_are() -> None:
     assert [(op.name, op.forward_bytes) for op in wide.values()] == [
         (op.name, op.forward_bytes) for op in plain.values()
     ]
+
+
+def test_autocast_pays_for_its_copies() -> None:
+    """A cast of 6 bytes an element of each weight, and of each fp32 input of q, k, v, gate and up, both ways."""
+    model = load_model("llama-3.1-8b")
+    wide = layout({"B": 1, "S": 64}, "transformers")
+    y = replace(wide, choices=replace(wide.choices, autocast=True))
+    ops = block_ops(y, model.layers[0], model.hidden)
+    made = [op for op in with_casts(y, ops) if op.name.endswith(".casts")]
+    weights = sum(w.elements for op in ops if op.kind == "matmul" for w in op.weights)
+    stream = 64 * model.hidden
+    assert sum(op.forward_bytes for op in made) == 6 * (weights + 5 * stream)
+    # Gradients of q, k and v, and of gate and up, are added up in fp32.
+    assert sum(op.backward_bytes for op in made) == 6 * (weights + 5 * stream) + 12 * (2 + 1) * stream
+    assert with_casts(wide, ops) == ops
+    compiled = replace(y, choices=replace(y.choices, stack=find_stack("pytorch-compiled")))
+    assert sum(op.forward_bytes for op in with_casts(compiled, ops) if op.name.endswith(".casts")) == 6 * weights

@@ -118,9 +118,10 @@ class TrainingCase:
     def autocast(self) -> bool:
         """Whether weights are in fp32 and GEMMs take 16-bit copies of them and of fp32 inputs, which autograd keeps.
 
-        Sharded weights are cast before a unit runs, and its inputs with them (torch FSDP MixedPrecisionPolicy).
+        FSDP casts weights before a unit runs, and its inputs with them (torch FSDP MixedPrecisionPolicy), also where it
+        keeps them gathered and shards gradients alone (SHARD_GRAD_OP).
         """
-        if not self.stack.autocasts or find_sharding(self.plan.sharding).weights:
+        if not self.stack.autocasts or find_sharding(self.plan.sharding).gradients:
             return False
         return self.precision.autocast if self.tuning is None else self.tuning.autocast and self.tuning.base.bits == 32
 

@@ -11,6 +11,7 @@ from shardwise.ledger.op import Collective, Op, Tensor, within
 from shardwise.ledger.saved import POLICIES, Checkpoint, recomputed_ops
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
+from shardwise.ops.cast_kernels import with_casts
 from shardwise.ops.count import of_layer, whole_layout
 from shardwise.ops.feed_forward import in_one_function
 from shardwise.ops.layout import Layout, widened
@@ -68,6 +69,7 @@ def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[
     ops = ledgers.block_ops(of_layer(y, kind.at, model.num_layers), kind.block, model.hidden)
     if tiles(y, kind):
         ops = tiled(ops, y.stack.settings.tile_mlp)
+    ops = with_casts(y, ops)
     if y.choices.tuning is not None:
         ops = flow(ops, kind.entry).ops
     return partitioned(y, ops) if partitions(y, plan, kind) else ops
@@ -190,7 +192,7 @@ def one_function(y: Layout[X], block: Block) -> bool:
 def _ends(model: Model, y: Layout[X]) -> dict[str, tuple[Op[X], ...]]:
     """Return the operators of the embedding, of the head with what predicts further tokens, and of the losses."""
     mtp, extra = ledgers.predictions(y, model)
-    head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
+    head = with_casts(y, (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp))
     table = ledgers.embedding(y, model)
     if y.choices.tuning is not None:
         table, head = flow(table, False).ops, flow(head).ops
