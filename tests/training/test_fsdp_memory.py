@@ -296,3 +296,46 @@ def test_gathers_show_where_peft_wraps_adapters(stack: str, shows: bool) -> None
         for one in (found, replace(found, fsdp_adapters=False))
     ]
     assert (seconds[0] > 1.02 * seconds[1]) is shows
+
+
+@pytest.mark.parametrize(
+    ("stack", "micro_batches", "units", "shards"),
+    [
+        ("litgpt", 1, (3.0, 0.0), 7 / 8),
+        ("litgpt", 2, (3.0, 0.0), 0.0),
+        ("litgpt", 3, (3.0, 1.0), 0.0),
+        ("fsdp2-2024", 1, (3.0, 0.0), 7 / 8),
+        ("fsdp2-2024", 3, (3.0, 0.0), 1.0),
+    ],
+)
+def test_gradients_of_a_root_unit_are_joined_at_the_end(
+    stack: str, micro_batches: int, units: tuple[float, float], shards: float
+) -> None:
+    """FSDP1 holds the unit, its gradients and a flat one of all beside the whole gradients of earlier micro-batches.
+
+    As recorded with a fake process group on torch 2.14.1: 3.00 root units above shards in one micro-batch and 4.00 in
+    the third, of which one is added up already; FSDP2 3.00, where the message in fp32 is twice the unit in 16 bits.
+    """
+    one = Plan(sharding="fsdp", recompute="full", micro_batch=1, dp=8)
+    job = Training(seq_len=512, global_batch=8 * micro_batches)
+    memory = train(LLAMA, Cluster.parse("8xh100-sxm-80gb"), one, job, TrainingOptions(stack=stack)).evaluation.memory[0]
+    unit, layers = 2 * 128256 * 4096 + 4096, 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336 + 2)
+    found = memory.moments["ends reduced"] - memory.weights - memory.optimizer - memory.framework - 2 * 512 * 4096
+    width = 2 if stack == "litgpt" else 4
+    whole = 2 * (layers + units[1] * unit) * (stack == "litgpt" and micro_batches > 1)
+    own = width * (layers + unit) / 8 - width * unit / 8 * (shards < 1)
+    assert found == pytest.approx(2 * units[0] * unit + whole + own * (shards > 0), rel=1e-9)
+
+
+@pytest.mark.parametrize("stack", ["litgpt", "fsdp2-2024"])
+def test_gradients_of_a_tied_table_wait_for_each_other_under_fsdp(stack: str) -> None:
+    """Both gradients, their sum and the gathered table are there at once: four tables, as recorded on torch 2.14.1."""
+    model = Model.load("qwen3-4b")
+    plan, job = Plan(sharding="fsdp", recompute="full", dp=8, micro_batch=1), Training(seq_len=512, global_batch=8)
+    memory = train(model, Cluster.parse("8xh100-sxm-80gb"), plan, job, TrainingOptions(stack=stack)).evaluation.memory[
+        0
+    ]
+    table, lasting = model.vocab * model.hidden, memory.weights + memory.optimizer + memory.framework
+    width, unit = 2 if stack == "litgpt" else 4, table + model.hidden
+    found = memory.moments["ends reduced"] - lasting - memory.gradients + width * unit / 8
+    assert found == pytest.approx(2 * (4 * table + 2 * model.hidden + 512 * model.hidden), rel=1e-6)

@@ -15,6 +15,7 @@ from shardwise.plans import Stack
 from shardwise.training._parts import InFlight, ModelBlocks, Recipe, StageMemory, categorized
 from shardwise.training._sizes import PlanSizes, micro_batches_a_run
 from shardwise.training._stages import Stages
+from shardwise.training._trained import largest_layer
 
 
 def shares(sizes: PlanSizes[X], groups: int) -> tuple[X, X]:
@@ -97,6 +98,24 @@ def table_gradients(
     late = categorized("gradients", above(sizes.num_micro, 1, zero, tables) - shared, "gradients of the embedding")
     second = above(sizes.num_micro, 1, width * stage.embeddings * parts.embedding.elements.largest + over, zero)
     return early, late, named(maximum(flowing + second + shared, 2 * shared + second), "gradients of tables at work")
+
+
+def recomputed_streams(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
+    """Return the streams beside an adapter in fp32 of a layer that runs again: its casts are the peak of the replay.
+
+    The residual stream and the branch's input, which the calling modules hold, and the gradient that the last adapter
+    has scaled before it asked for its input; counted in whole steps of peft 0.21 (torch 2.13).
+    """
+    zero = 0 * parts.stream_bytes
+    if (
+        recipe.adapters is None
+        or recipe.adapters.compute != "fp32"
+        or recipe.stack.adapter_joint
+        or recipe.stack.activation != "eager"
+    ):
+        return zero
+    recomputed = largest_layer(parts, stage, lambda k: k.dropped_bytes)
+    return named(above(recomputed, 0, 3 * parts.stream_bytes, zero), "streams of the layer that runs again")
 
 
 def flat_gradients(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X], table: X) -> X:

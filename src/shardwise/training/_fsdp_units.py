@@ -250,6 +250,57 @@ def _layers(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: S
     return first, loss, back, last
 
 
+def holds_end_gradients(recipe: Recipe, parts: ModelBlocks[X]) -> bool:
+    """Return whether the gradients of a unit of the ends wait for each other, in PyTorch's FSDP, and all of them train.
+
+    Nothing is known of ends of which an adapter's method trains a part.
+    """
+    fsdp = recipe.shards_weights and recipe.stack.gradients == "transient" and not recipe.stack.gathers_tensors
+    return fsdp and not parts.tuned and recipe.adapters is None
+
+
+def reduced_ends(
+    recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X], gradients: X
+) -> tuple[X, X]:
+    """Return bytes of gradients, and of what is made of the ends, when the last unit of backward is reduced.
+
+    Autograd makes the gradient of each tensor, and FSDP1 one flat gradient of all, which it adds to that of the
+    micro-batches before; FSDP2 frees what it gathered and copies them into the message. Every allocation was followed
+    with torch 2.14.1: 3 and 4 times the root unit on top of shards in FSDP1, 2 in FSDP2, 3 where fp32 is reduced.
+    `gradients` are the shards, of which those of this unit come last.
+    Source: torch/distributed/fsdp/_runtime_utils.py _post_backward_hook (SplitWithSizesBackward of the flat parameter
+    joins the gradients of its views), _fully_shard/_fsdp_collectives.py foreach_reduce.
+    """
+    zero, whole = 0 * stage.count, recipe.stack.whole_gradients
+    width, wide = recipe.precision.activation_bytes, recipe.whole_gradient_bytes
+    first, second = end_units(recipe, parts, stage)
+    root = recipe.stack.fsdp_ends == "root" or parts.shared_table
+    unit = first + second if root else first
+    both = above(stage.heads, 0, above(stage.embeddings, 0, parts.table, zero), zero) if parts.shared_table else zero
+    made = width * (unit + 2 * both)
+    if recipe.stack.fsdp_padding == "flat":
+        work = width * unit + maximum(2 * width * unit, made)
+    else:
+        sent = recipe.scatter_bytes * unit
+        work = maximum(width * unit + made, sent if whole else width * unit + sent)
+    own = zero if recipe.offloads("gradients") else divide(recipe.precision.gradient_bytes * unit, sizes.shard_share)
+    if not whole:
+        return gradients - above(sizes.num_micro, 1, zero, own), named(work, "gradients of the ends at work")
+    before = wide * total(owned(parts, stage)) - above(sizes.num_micro, 2, zero, wide * unit)
+    several = maximum(before, gradients - own + wide * unit)
+    return above(sizes.num_micro, 1, several, gradients - own), named(work, "gradients of the ends at work")
+
+
+def held_head(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
+    """Return the bytes of the head's gradient, which waits in backward where embedding and head are one unit."""
+    zero = 0 * stage.count
+    if not holds_end_gradients(recipe, parts) or not (recipe.stack.fsdp_ends == "root" or parts.shared_table):
+        return zero
+    table = above(stage.heads, 0, parts.table, zero) if parts.shared_table else zero
+    head = recipe.precision.activation_bytes * (stage.heads * parts.head.elements.dense + table)
+    return categorized("gradients", head, "gradient of the head")
+
+
 def reentrant_fsdp(recipe: Recipe) -> bool:
     """Return whether weights are sharded by FSDP1 around reentrant checkpoints."""
     flat = recipe.stack.fsdp_padding == "flat" and not recipe.stack.flattens_gradients

@@ -20,6 +20,7 @@ from shardwise.training._framework_bytes import (
     flat_segments,
     flat_update,
     late_block,
+    recomputed_streams,
     shares,
     stage_buffers,
     stand_in_bytes,
@@ -28,7 +29,16 @@ from shardwise.training._framework_bytes import (
     whole_table,
     widened_bytes,
 )
-from shardwise.training._fsdp_units import GatheredWeights, end_units, gathered_bytes, layer_units, watched_inputs
+from shardwise.training._fsdp_units import (
+    GatheredWeights,
+    end_units,
+    gathered_bytes,
+    held_head,
+    holds_end_gradients,
+    layer_units,
+    reduced_ends,
+    watched_inputs,
+)
 from shardwise.training._offload import placed
 from shardwise.training._parts import (
     InFlight,
@@ -258,7 +268,8 @@ def fragmented_bytes(
         lodged = named(spare, "beside checkpoints in their blocks")
         moving = {name: value + lodged * (name in ("forward", "loss", "backward")) for name, value in moving.items()}
     totals = {
-        name: (fixed + table + flat * (name != "optimizer step")) + moving[name] for name, (fixed, _) in moments.items()
+        name: (fixed + table * (name != "ends reduced") + flat * (name != "optimizer step")) + moving[name]
+        for name, (fixed, _) in moments.items()
     }
     if not (recipe.stack.apart_pools and recipe.shards_weights):
         return largest(totals.values())
@@ -328,24 +339,6 @@ def made_of(
     )
 
 
-def recomputed_streams(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
-    """Return the streams beside an adapter in fp32 of a layer that runs again: its casts are the peak of the replay.
-
-    The residual stream and the branch's input, which the calling modules hold, and the gradient that the last adapter
-    has scaled before it asked for its input; counted in whole steps of peft 0.21 (torch 2.13).
-    """
-    zero = 0 * parts.stream_bytes
-    if (
-        recipe.adapters is None
-        or recipe.adapters.compute != "fp32"
-        or recipe.stack.adapter_joint
-        or recipe.stack.activation != "eager"
-    ):
-        return zero
-    recomputed = largest_layer(parts, stage, lambda k: k.dropped_bytes)
-    return named(above(recomputed, 0, 3 * parts.stream_bytes, zero), "streams of the layer that runs again")
-
-
 def cast_weights(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X]) -> tuple[X, X]:
     """Return the 16-bit copies of weights of layers that run again, and the logits and the loss beside them.
 
@@ -378,6 +371,7 @@ def moments_of(
     one = in_compute(recipe, parts).head.elements.largest if recipe.stack.gathers_tensors else 0
     apart = recipe.precision.activation_bytes * stage.heads * one
     early, late, last = table_gradients(recipe, sizes, parts, stage, moment.flowing)
+    early = early + held_head(recipe, parts, stage)
     done = moment.lasting + moment.buckets + moment.gradients
     watched = watched_inputs(recipe, parts, stage)
     complete = minimum(moment.last_layer, moment.activations) + back + (whole.complete - late)
@@ -388,6 +382,9 @@ def moments_of(
         "backward": (base + early + whole.backward, moment.activations + moment.waiting + back + watched),
         "gradients complete": (done, maximum(complete, last)),
     }
+    if holds_end_gradients(recipe, parts):
+        gradients, work = reduced_ends(recipe, sizes, parts, stage, moment.gradients)
+        moments["ends reduced"] = moment.lasting + moment.buckets + gradients, work + moment.flowing
     if recipe.scorings:
         # Without gradients a layer frees what it made before the next, and the last before the logits.
         alone = maximum(moment.again + moment.last_layer + moment.transient, moment.logits)

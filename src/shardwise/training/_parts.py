@@ -152,10 +152,10 @@ MemoryCategory: TypeAlias = Literal[
 MEMORY_CATEGORIES: tuple[str, ...] = get_args(MemoryCategory)
 
 
-# The moments of a step at which a stage may be at its fullest.
-MemoryMoment: TypeAlias = Literal[
-    "forward", "loss", "backward", "gradients complete", "micro-batch complete", "optimizer step", "scoring"
-]
+MemoryMoment: TypeAlias = Literal[  # of a step, at which a stage may be at its fullest
+    "forward", "loss", "backward", "gradients complete", "ends reduced", "micro-batch complete", "optimizer step",
+    "scoring",
+]  # fmt: skip
 
 
 def categorized(category: MemoryCategory, size_bytes: X, name: str, source: str = "") -> X:
