@@ -90,13 +90,27 @@ def test_units_are_those_of_the_framework(layers: int, ends: Any, gathers: int, 
 def test_tensor_parallel_messages_are_those_recorded(
     layers: int, world: int, seq_len: int, seen: dict[str, Any]
 ) -> None:
-    """DTensor's column and row plan: two all-reduces forward, five backward: q, k, v, gate and up reduce apart."""
+    """DTensor's column and row plan: two all-reduces forward, five backward: q, k, v, gate and up reduce apart.
+
+    Recorded with a plan of the layers alone, head and embedding on every rank.
+    """
     plan = Plan(tp=world, micro_batch=1, sequence_parallel=False)
-    found = predicted(layers, seq_len, plan, ("transformers", "bf16-pure"))
+    found = predicted(layers, seq_len, plan, (replace(find_stack("transformers"), vocabulary="whole"), "bf16-pure"))
     assert by_verb(found, "tp") == seen
     assert found.axes["tp"].messages_per_step == seen["all_reduce"][0]
     assert found.axes["tp"].bytes_per_step == seen["all_reduce"][1]
     assert {f.message.shape for f in found.on("tp", 0)} == {(1, seq_len, 2048)}
+
+
+def test_a_head_that_is_gathered_sends_its_logits_and_the_gradient_of_its_input() -> None:
+    """ColwiseParallel(output_layouts=Replicate()): all logits are gathered, one all-reduce in backward (2.14.1)."""
+    plan = Plan(tp=4, micro_batch=1, sequence_parallel=False)
+    gathered, whole = (
+        by_verb(predicted(2, 2048, plan, (replace(find_stack("transformers"), vocabulary=way), "bf16-pure")), "tp")
+        for way in ("gathered", "whole")
+    )
+    assert gathered["all_gather"] == (1, 2 * 2048 * 128256)
+    assert gathered["all_reduce"] == (whole["all_reduce"][0] + 1, whole["all_reduce"][1] + 2 * 2048 * 2048)
 
 
 def traced_plan(run: dict[str, Any]) -> tuple[Plan, tuple[str | Stack, str]]:
@@ -111,7 +125,8 @@ def traced_plan(run: dict[str, Any]) -> tuple[Plan, tuple[str | Stack, str]]:
     split = mode in ("tp_sp", "tp_fsdp")
     plan = Plan(tp=tp, dp=world // tp, micro_batch=run["batch"], sharding=sharding, shard=run.get("shard", 1),
                 sequence_parallel=split)  # fmt: skip
-    stack = find_stack("fsdp2-2024") if split else replace(find_stack("transformers"), scatter_bytes=4.0)
+    own = replace(find_stack("transformers"), scatter_bytes=4.0, vocabulary="whole")
+    stack = find_stack("fsdp2-2024") if split else own
     return plan, (stack, "bf16-pure" if sharding == "none" else "amp-bf16")
 
 
