@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command_line import run
+from shardwise.errors import InputError
 from shardwise.formats import import_server
 
 POD = "{containers: [{name: main, command: [%s], args: [%s]}]}"
@@ -187,3 +190,20 @@ def test_prompts_have_the_steps_of_their_own_pool(tmp_path: Path) -> None:
     assert any("of the pool for prompts kv_cache fp8: not taken" in note for note in found.assumed)
     (tmp_path / "a.yaml").write_text(recipe % "kv-cache-dtype: auto")
     assert "max_batched_tokens" not in import_server(str(tmp_path / "a.yaml")).values
+
+
+ODD = ("null", "[]", "{}", "-1", "1e400", "nan", '""', "[[1]]", "{a: {b: 1}}", "$(X)", "9" * 20)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_mistakes_in_a_recipe_are_bad_input(name: str, tmp_path: Path) -> None:
+    """Any word of a recipe in place of another, or gone, gives a server or an error with its remedy."""
+    text, drawn = RECIPES[name][0], random.Random(name)
+    words = list(re.finditer(r"[\w./-]+", text))
+    for _ in range(120):
+        word, odd = drawn.choice(words), drawn.choice(ODD)
+        (tmp_path / "a.yaml").write_text(text[: word.start()] + odd + text[word.end() :])
+        try:
+            import_server(str(tmp_path / "a.yaml"))
+        except InputError as error:
+            assert all(problem.remedy for problem in error.problems)

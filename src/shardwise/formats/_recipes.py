@@ -63,7 +63,7 @@ def _of_recipe(tree: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         else:
             words += _flags(config)
         words += ["--disaggregation-mode", role] if role else []
-        own = _map(tree.get("environment")) | _map(backend.get(f"{pool}_environment"))
+        own = {**_map(tree.get("environment")), **_map(backend.get(f"{pool}_environment"))}
         variables = [{"name": name, "value": value} for name, value in own.items()]
         yield {"command": words, "env": variables, "replicas": copies or 1, "subComponentType": role}
 

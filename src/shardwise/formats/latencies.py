@@ -97,8 +97,10 @@ def _measured(value: Any) -> float:
 def _measured_rows(path: str, text: str, data: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Yield ttft, tpot and e2e of the requests of a file."""
     if (requests := aiperf_requests(text)) is not None:
-        names = ("time_to_first_token", "inter_token_latency", "request_latency")
-        yield from (tuple(_measured(aiperf_metric(one, name)) * 1e-3 for name in names) for one in requests)
+        for one in requests:
+            names = ("time_to_first_token", "inter_token_latency", "request_latency")
+            first, each, whole = (_measured(aiperf_metric(one, name)) * 1e-3 for name in names)
+            yield first, each, whole
     elif data is None:
         for row in csv.DictReader(io.StringIO(text, newline="")):
             first, whole, made = (float(row[key]) for key in ("ttft_seconds", "request_seconds", "output_tokens"))

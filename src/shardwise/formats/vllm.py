@@ -152,7 +152,10 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
         line.problems.add("--speculative-config", tree.get("method"), "is not modelled", "use one of eagle, mtp, ngram")
     line.assumed.append("acceptance: no launch says it, give --acceptance-rate or --acceptance-length")
     draft = str(tree.get("model", "")) if method in ("eagle", "draft_model") else ""
-    depth = tree.get("num_speculative_tokens", 1)
+    depth = str(tree.get("num_speculative_tokens", 1))
+    if not re.fullmatch("[1-9][0-9]{0,5}", depth):
+        line.problems.add("--speculative-config", depth, "must guess a whole number of tokens", "write for example 3")
+        return {}
     return {"speculative_method": method, "num_speculative_tokens": int(depth), "draft_model": draft}
 
 
