@@ -621,3 +621,10 @@ def test_help_names_the_lengths_that_are_usual(command: str, flag: str, usual: i
     """The help of a length says what is taken where nobody gives it."""
     lines = run(command, "--help").out.split(f"--{flag} N", 1)[1]
     assert f"left out, {usual}" in " ".join(lines.split()[:14])
+
+
+def test_parts_that_leave_nothing_are_no_share_of_it() -> None:
+    """A pipeline of one stage has no bubble: its parts, which cancel but for rounding, are no share of it."""
+    words = ("explain", "phi-4-mini", "--on", "8xmi250x", "--depth", "4", "--ffn", "1", "--json")
+    bubble = run(*words).tree["parts"][0]["node"]["parts"][1]["node"]
+    assert abs(bubble["value"]) < 1e-12 and {part["share"] for part in bubble["parts"]} == {0.0}

@@ -198,12 +198,16 @@ def _term(term: Any) -> dict[str, Any]:
     return {"name": _short(formula(term, False), _LONGEST_FORMULA), "value": float(plain(term))}
 
 
+_ROUNDING = 1e-12
+
+
 def _part(at: ExplainedNumber, part: Contribution, depth: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "label": _short(part.label, _LONGEST_FORMULA),
         "amount": part.amount,
         "times": part.times,
-        "share": part.amount / at.value if at.value else 0.0,
+        # Of a sum whose parts leave nothing but their rounding no part is a share.
+        "share": part.amount / at.value if abs(at.value) > _ROUNDING * abs(part.amount) else 0.0,
         "choice": part.choice,
         "against": [{"label": r.label, "amount": r.amount, "slack": r.slack} for r in part.against],
     }
