@@ -211,8 +211,8 @@ def _next_prompts(more: int) -> Any:
 
 def _stationary(next_ones: Any) -> Any:
     """Return the shares of states of chains, [layout, place, from, to]: balance, and all are one."""
-    size = next_ones.shape[-1]
-    system = np.swapaxes(next_ones, -1, -2) - np.eye(size)
+    # Shares say how often something happens: an explanation ends at them.
+    system = np.swapaxes(np.array(next_ones), -1, -2) - np.eye(next_ones.shape[-1])
     system[..., -1, :] = 1.0
     wanted = np.zeros((*next_ones.shape[:-1], 1))
     wanted[..., -1, 0] = 1.0
