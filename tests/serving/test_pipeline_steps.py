@@ -89,9 +89,11 @@ def test_prompts_of_cycles_are_a_chain() -> None:
         ("stages", 110, "0.5", 0.05), ("stages", 715, "0.2", 0.04), ("stages", 715, "0.5", 0.05),
         ("stages", 108, "0.2", 0.035), ("stages", 108, "0.5", 0.1), ("shared", 103, "0.2", 0.04),
         ("shared", 103, "0.5", 0.075), ("stages", 1003, "0.2", 0.04), ("stages", 1003, "0.5", 0.08),
-        ("shared", 600, "0.2", 0.06), ("stages", 711, "0.7", 0.035), ("stages", 1001, "0.7", 0.05),
+        ("shared", 600, "0.2", 0.06), ("stages", 711, "0.7", 0.035), ("stages", 1001, "0.7", 0.06),
         # Two stages, prompts that fill a step.
-        ("stages", 107, "0.5", 0.045), ("stages", 107, "0.85", 0.08), ("stages", 109, "0.7", 0.04),
+        ("stages", 107, "0.5", 0.045), ("stages", 107, "0.85", 0.08), ("stages", 109, "0.7", 0.06),
+        # Who waits for a place waits for those of all batches: first tokens were 1.1 to 1.3 of the run.
+        ("stages", 113, "0.85", 0.07), ("stages", 704, "0.85", 0.04), ("stages", 714, "0.85", 0.08),
     ],
 )  # fmt: skip
 def test_prompts_that_come_in_a_long_step_run_in_one_behind_it(kind: str, seed: int, load: str, within: float) -> None:

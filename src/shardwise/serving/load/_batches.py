@@ -43,6 +43,10 @@ class Batches:
         """Whether they follow each other through stages: [layout, 1]."""
         return (self.lanes > 1)[:, None]
 
+    def one_list(self, policy: Policy) -> Any:
+        """Return the batches of a pipeline for whose places all requests wait in one list: [layout]."""
+        return self.lanes if policy.shared_waiting else 1.0 + 0 * self.lanes
+
     @property
     def any(self) -> bool:
         """Whether any layout has several."""

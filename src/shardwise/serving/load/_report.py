@@ -126,8 +126,8 @@ class ServeReport(Card):
         if self.overloaded:
             return (self.steady.rate - self.steady.capacity) * self.base.plan.dp
         requests = [r for t in self.traces for r in t.finished]
-        rate, said = self.workload.arrivals.rate * self.share, float(self.steady.utilisation)
-        return queue_growth(requests, rate, said) / self.share
+        rate = self.workload.arrivals.rate * self.share
+        return queue_growth(requests, rate, float(self.steady.utilisation)) / self.share
 
     @cached_property
     def requests(self) -> list[Request]:

@@ -376,8 +376,7 @@ class Replicas:
 
         Requests come one by one, however many of those who have a place begin together.
         """
-        ratio, width, tail = shape
-        most = self.prices.counts[:, -1]
+        (ratio, width, tail), one = shape, self.batches.one_list(self.policy)
         # A cache is full by what requests hold, whose spread adds to that of their number.
         room = np.asarray(self.cache_tokens, float) - self.moments.shared_tokens
         fitting = room / self.moments.held_tokens < self.policy.max_sequences
@@ -387,14 +386,15 @@ class Replicas:
         likely, beyond = self._likely(ratio, width + (fitting * self.moments.held_cv2)[:, None], tail)
         chance = whole * likely[:, -1] / self._together / ((likely * self._weights).sum(axis=-1) + beyond)
         apart = served_cv2(load, fitting, self.moments)
-        return chance * tail / (1 - tail) ** 2 * slot_factor(tail, most, apart) * self._pooled(apart, turns) / rate
+        factor = slot_factor(tail, self.prices.counts[:, -1] * one, apart) * self._pooled(apart, turns)
+        return chance * tail / (1 - tail) ** 2 * factor / (rate * one)
 
     @property
     def _together(self) -> Any:
-        """Groups whose places are as good as those of one: one more in each of them is so many requests more."""
-        return 1.0 if self.policy.balances == "turns" else self.batches.groups
+        """Batches whose places are as good as those of one: one more in each of them is so many requests more."""
+        return self.batches.one_list(self.policy) * (1.0 if self.policy.balances == "turns" else self.batches.groups)
 
     def _pooled(self, apart: Any, turns: Any) -> Any:
         """The wait for a place over that of a group alone: of all places together, or of Erlang arrivals (in turns)."""
         cv2 = apart if self.policy.balances == "turns" else 0.0
-        return (1 / self.batches.many[:, 0] / turns + cv2) / (1 + cv2)
+        return (self.batches.one_list(self.policy) / self.batches.many[:, 0] / turns + cv2) / (1 + cv2)
