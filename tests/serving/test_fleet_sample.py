@@ -154,7 +154,7 @@ def test_replicas_of_a_pipeline_each_have_their_stages_beside_each_other() -> No
     load = replace(load, arrivals=Arrivals(rate=240.0))
     every = serve(model, sw.Cluster.parse("48xh100"), sw.Plan(pp=4, dp=12, micro_batch=1), load)
     for name in ("full_seconds", "tpot_seconds"):
-        assert getattr(every.steady, name) == pytest.approx(getattr(first.steady, name), rel=8e-3), name
+        assert getattr(every.steady, name) == pytest.approx(getattr(first.steady, name), rel=1e-2), name
     apart = sw.Plan(pp=4, dp=12, micro_batch=1, order=("tp", "cp", "tp2", "dp", "pp"))
     asked = serve(model, sw.Cluster.parse("48xh100"), apart, load)
     assert asked.steady.tpot_seconds > 1.01 * every.steady.tpot_seconds

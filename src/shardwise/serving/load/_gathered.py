@@ -71,7 +71,9 @@ class Gathered:
         """Return the seconds from the prices of steps; `cells` are numbers of sequences, and the host's seconds."""
         last = decode.shape[-1] - 1
         at = np.array(sorted({*range(min(_EACH, last)), *range(0, last, _EACH), last}))
-        levels, mean, many = lanes.levels[..., at], lanes.mean[..., at], batches.many
+        # How often something happens is not opened.
+        levels, mean, decode = (np.asarray(one[..., at], float) for one in (lanes.levels, lanes.mean, decode))
+        many, counts, launching = batches.many, *(np.asarray(one[:, at], float) for one in cells)
         stages, zero = mean / many, np.zeros((1, len(decode), len(at)))
         longer, beyond = _both_ways(levels, mean, batches, policy.batches_ahead)
 
@@ -80,15 +82,18 @@ class Gathered:
 
         return Gathered(
             longer=np.stack([by_state(one) for one in longer]), beyond=np.stack([by_state(one) for one in beyond]),
-            spread=by_state((levels[:, 1] - levels[:, 0]) ** 2 / 4), stages=by_state(stages), decode=decode[:, at],
-            batches=batches, counts=cells[0][:, at], launching=cells[1][:, at], policy=policy, places=at,
+            spread=by_state((levels[:, 1] - levels[:, 0]) ** 2 / 4), stages=by_state(stages), decode=decode,
+            batches=batches, counts=counts, launching=launching, policy=policy, places=at,
         )  # fmt: skip
 
     def over(self, at: T, rate: Any) -> T:
         """Return a mix of cycles in which those of pipelines are of the chain, up to many prompts in each."""
         if not self.batches.piped.any():
             return at
-        mix, many = self.mix(rate[:, self.places]), np.clip(cast(Any, at).some / _MANY - 1, 0.0, 1.0)
+        mix, many = (
+            self.mix(np.asarray(rate, float)[:, self.places]),
+            np.clip(np.asarray(cast(Any, at).some, float) / _MANY - 1, 0.0, 1.0),
+        )
         share = np.where(self.batches.piped, 1 - many, 0.0)
         before = {f.name: getattr(at, f.name) for f in fields(GatheredMix)}
         after = {name: one + share * (self._everywhere(getattr(mix, name)) - one) for name, one in before.items()}
