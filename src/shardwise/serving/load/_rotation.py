@@ -43,6 +43,8 @@ class Rotation:
         """The most that ran and waited, and the most tokens of cache, of all batches together."""
         self.kept = [(0.0, 0, 0.0)] * len(batches)
         """When the last step of each batch ends, and the places and tokens of cache that it keeps until then."""
+        self.noted, self.refused_until = False, -math.inf
+        """Whether `most` is that of all batches now, and until when who waits finds no more than at the last turn."""
         self.front.behind = batches[1:]
         for batch in batches[1:]:
             batch.prefixes, batch.clocks = self.front.prefixes, self.front.clocks
@@ -74,6 +76,9 @@ class Rotation:
             front.clocks[front.cause] += at - self.seen
         batch, self.seen = self.batches[index], at
         self.turn = (index + 1) % len(self.batches)
+        if not batch.decoding and self._is_idle(at):
+            self._pass_on(batch, at)
+            return
         begin, now = batch.now if batch.decoding else at, front.now
         if front.pending or front.waiting:
             front.take_in(at)
@@ -89,14 +94,32 @@ class Rotation:
             self.launched = at + front.table.launching_seconds
             done = self._pass_stages(step.seconds, begin)
             self._book(index, step, begin, done)
+        elif front.waiting:
+            self.refused_until = min([until for until, _, _ in self.kept if until > at], default=math.inf)
         ended.append(done if done > ended[-1] else ended[-1])
         front.allocated = batch.allocated
         if batch is not front:
             batch.waiting, batch.prompts, batch.pending = own
 
+    def _is_idle(self, at: float) -> bool:
+        """Whether an empty batch finds nobody to take: none waits, or nothing has changed since the last turn."""
+        front = self.front
+        if front.prompts or not self.noted or (front.pending and front.pending[0].ready <= at + 1e-12):
+            return False
+        return not front.waiting or at < self.refused_until
+
+    def _pass_on(self, batch: Scheduler, at: float) -> None:
+        """Make an empty batch, which ends as the one before it does."""
+        batch.now = batch.decided = at
+        self.ended.append(at if at > self.ended[-1] else self.ended[-1])
+        if self.front.waiting:
+            batch.cause = self.front.cause
+        else:
+            self.front.cause = batch.cause
+
     def _book(self, index: int, step: Step, begin: float, done: float) -> None:
         """Book a step of a batch between two times, and what it keeps of places and cache until it ends."""
-        batch = self.batches[index]
+        batch, self.noted, self.refused_until = self.batches[index], False, -math.inf
         before, finished = batch.used + batch.reserved, batch.trace.finished
         if step.pieces:
             before += sum([tokens for _, tokens in step.pieces])
@@ -135,6 +158,7 @@ class Rotation:
 
     def _note(self) -> None:
         """Note what all batches have now, if it is more than before."""
+        self.noted = True
         running, used = len(self.front.prompts), 0.0
         for batch in self.batches:
             running, used = running + batch.decoding, used + batch.used
