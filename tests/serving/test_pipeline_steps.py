@@ -66,7 +66,7 @@ def test_prompts_of_cycles_are_a_chain() -> None:
     """Poisson numbers of those who come in the cycle before: mean seconds, how often none come, what follows."""
     seconds = 0.1 + 0.2 * np.minimum(np.array(_STATES), 6.0)
     means = np.concatenate([[0.0], np.geomspace(0.01, 200.0, 60)])
-    rows = np.array([[np.interp(3.0 * one, means, column) for column in _next_prompts(0).T] for one in seconds])
+    rows = np.array([[np.interp(3.0 * one, means, column) for column in _next_prompts(0)[0].T] for one in seconds])
     stays = _stationary(rows[None, None])[0, 0]
     random, prompts, cycles, none, after = np.random.default_rng(5), 0, [], 0, []
     for _ in range(200_000):

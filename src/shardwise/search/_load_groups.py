@@ -250,8 +250,9 @@ class LoadSearch:
             low = np.where(np.isfinite(few), few, np.minimum(np.maximum(low, more_than_all), high))
             high = np.where(np.isfinite(few), few, high)
         kept, more = self.keeps(group, empty, high), 0.0
-        while (kept & (low < high)).any():
-            tried = np.minimum(low + more, np.floor((low + high) / 2))
+        while (sought := kept & (low < high)).any():
+            # What is known, or is never enough, stays as it is: nothing of it is computed again.
+            tried = np.where(sought, np.minimum(low + more, np.floor((low + high) / 2)), high)
             fine, more = self.keeps(group, empty, tried), 4 * more + 3
             low, high = np.where(fine, low, np.minimum(tried + 1, high)), np.where(fine, tried, high)
         self.fewest_known[id(group), devices] = replicas = np.where(kept & (high <= most), high, np.inf)

@@ -12,7 +12,7 @@ simulation in tests/serving/test_pipeline_steps.py.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import field, fields
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -65,6 +65,8 @@ class Gathered:
     policy: Policy
     places: Any
     """Which places these are."""
+    last: list[tuple[Any, GatheredMix]] = field(default_factory=list, compare=False)
+    """The rates that were asked last, and the mix there: a search changes those of few layouts at a time."""
 
     @staticmethod
     def of(lanes: LanePrices, decode: Any, cells: tuple[Any, Any], batches: Batches, policy: Policy) -> Gathered:
@@ -101,6 +103,20 @@ class Gathered:
 
     def mix(self, rate: Any) -> GatheredMix:
         """Return what cycles are where so many prompts arrive a second."""
+        known, mix = self.last[0] if self.last else (rate + 1, None)
+        new = np.flatnonzero((rate != known).any(axis=1))
+        if mix is None or len(new) == len(rate):
+            mix = self._mix(rate)
+        elif len(new):
+            part, columns = self.rows(new)._mix(rate[new]), {}
+            for f in fields(GatheredMix):
+                columns[f.name] = getattr(mix, f.name).copy()
+                columns[f.name][new] = getattr(part, f.name)
+            mix = GatheredMix(**columns)
+        self.last[:] = [(rate, mix)]
+        return mix
+
+    def _mix(self, rate: Any) -> GatheredMix:
         many, ahead = self.batches.many, self.policy.batches_ahead
         # Who runs ahead is delayed by a step more, and comes round in as many turns.
         turns = 1 + ahead / many
@@ -154,7 +170,7 @@ class Gathered:
         """Return those of some layouts."""
         batches = Batches(groups=self.batches.groups[at], lanes=self.batches.lanes[at])
         cells = {name: getattr(self, name)[at] for name in ("spread", "stages", "decode", "counts", "launching")}
-        return replace(self, longer=self.longer[:, at], beyond=self.beyond[:, at], batches=batches, **cells)
+        return replace(self, longer=self.longer[:, at], beyond=self.beyond[:, at], batches=batches, last=[], **cells)
 
     def _in_the_gap(self, cycles: Any, mean: Any, apart: Any) -> Any:
         """Return the share of those who come in a cycle that run in one step of the next: [layout, place, state]."""
@@ -173,11 +189,15 @@ class Gathered:
 
     def _transitions(self, rate: Any, seconds: Any, more: int = 0) -> Any:
         """Return how likely a cycle of each number of prompts comes after one of each."""
-        table = _next_prompts(more)
+        table, slopes = _next_prompts(more)
         mean = np.minimum(rate[..., None] * seconds, _MEANS[-1])
         low = np.clip(np.searchsorted(_MEANS, mean, side="right") - 1, 0, len(_MEANS) - 2)
         share = ((mean - _MEANS[low]) / (_MEANS[low + 1] - _MEANS[low]))[..., None]
-        return table[low] + share * (table[low + 1] - table[low])
+        # In place, since to make an array of this size anew takes as long as to fill it.
+        chances = slopes[low]
+        chances *= share
+        chances += table[low]
+        return chances
 
 
 def _both_ways(levels: Any, mean: Any, batches: Batches, ahead: int) -> tuple[list[Any], list[Any]]:
@@ -203,21 +223,21 @@ def _both_ways(levels: Any, mean: Any, batches: Batches, ahead: int) -> tuple[li
 
 
 @cache
-def _next_prompts(more: int) -> Any:
-    """Return how likely Poisson numbers of `_MEANS`, and so many more, are each of `_STATES`."""
+def _next_prompts(more: int) -> tuple[Any, Any]:
+    """Return how likely Poisson numbers of `_MEANS`, and so many more, are each of `_STATES`, and their differences."""
     chance = np.concatenate([np.zeros((1, poisson(_MEANS[1:]).shape[1])), poisson(_MEANS[1:])])
     chance[0, 0] = 1.0
     numbers = np.minimum(np.arange(chance.shape[1]) + more, IN_A_STEP[-1])
     hats = np.concatenate([np.zeros((1, len(IN_A_STEP))), in_lines()])
     hats = np.concatenate([(np.arange(len(hats)) == 0)[:, None] * 1.0, hats], axis=1)
     # Between two states lie shares of both: those below 1 of the first are of none.
-    return np.einsum("mk,ks->ms", chance, hats[numbers])
+    table = np.einsum("mk,ks->ms", chance, hats[numbers])
+    return table, table[1:] - table[:-1]
 
 
 def _stationary(next_ones: Any) -> Any:
     """Return the shares of states of chains, [layout, place, from, to]: balance, and all are one."""
-    # Shares say how often something happens: an explanation ends at them.
-    system = np.swapaxes(np.array(next_ones), -1, -2) - np.eye(next_ones.shape[-1])
+    system = np.swapaxes(next_ones, -1, -2) - np.eye(next_ones.shape[-1])
     system[..., -1, :] = 1.0
     wanted = np.zeros((*next_ones.shape[:-1], 1))
     wanted[..., -1, 0] = 1.0
