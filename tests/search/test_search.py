@@ -398,12 +398,12 @@ def test_one_copy_is_not_quicker_or_smaller_when_it_is_sharded(stack: str) -> No
     """With nobody to share with, no sharding beats none: only the first of a space is tried.
 
     Where the gradient of the table is whole on each rank, shards of one copy free the rows of others. Under autocast
-    shards of one copy are cast unit by unit, so that no copies are kept of all weights.
+    shards of one copy are cast unit by unit, so that no copies are kept of all weights, and inputs are not cast.
     """
     case = replace(_rows("grouped", SearchSpace(), devices=8).case, stack=find_stack(stack))
     freed = 4 * case.model.hidden * case.model.vocab if case.stack.whole_table_gradient else 0
     one, *others = (brute.report(case, Plan(tp=8, sharding=s)) for s in ("none", "zero1", "zero2", "zero3"))
     for other in others:
-        assert other.step_seconds >= one.step_seconds * (1 - 1e-12), other.plan.sharding
         if other.case.autocast == one.case.autocast:
+            assert other.step_seconds >= one.step_seconds * (1 - 1e-12), other.plan.sharding
             assert other.device_bytes >= one.device_bytes * (1 - 1e-12) - freed, other.plan.sharding

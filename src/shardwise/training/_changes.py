@@ -239,13 +239,20 @@ def _splits_sequence(case: TrainingCase, changed: Plan) -> bool:
 def recompute_steps(model: Model, stack: Stack) -> tuple[tuple[Recompute, tuple[str, ...]], ...]:
     """Return what is recomputed before whole layers, the least first: (recompute, modules).
 
-    Nothing, then the attention core; of models with experts the modules that the recipes of the stack name.
+    Nothing, then the attention core, of these what the framework runs; of models with experts the modules that the
+    recipes of the stack name.
+
+    >>> from shardwise.models import load_model
+    >>> from shardwise.plans import find_stack
+    >>> recompute_steps(load_model("llama-3.1-8b"), find_stack("fsdp2"))
+    (('none', ()),)
     """
     known = module_names(tuple(model.kinds))
     if not stack.recompute_steps or "moe" not in known:
-        return ("none", ()), ("selective", ())
-    steps = (tuple(name for name in names if name in known) for names in stack.recompute_steps)
-    return tuple(("none", modules) for modules in dict.fromkeys(steps))
+        steps: tuple[Recompute, ...] = ("none", "selective")
+        return tuple((mode, ()) for mode in steps if mode in stack.runs.recompute)
+    lists = (tuple(name for name in names if name in known) for names in stack.recompute_steps)
+    return tuple(("none", modules) for modules in dict.fromkeys(lists))
 
 
 def likely(report: JudgedPlan, risk: float) -> bool:

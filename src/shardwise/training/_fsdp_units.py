@@ -283,12 +283,13 @@ def reduced_ends(
     else:
         sent = recipe.scatter_bytes * unit
         work = maximum(width * unit + made, sent if whole else width * unit + sent)
+    work = categorized("gradients", work, "gradients of the ends at work")
     own = zero if recipe.offloads("gradients") else divide(recipe.precision.gradient_bytes * unit, sizes.shard_share)
     if not whole:
-        return gradients - above(sizes.num_micro, 1, zero, own), named(work, "gradients of the ends at work")
+        return gradients - above(sizes.num_micro, 1, zero, own), work
     before = wide * total(owned(parts, stage)) - above(sizes.num_micro, 2, zero, wide * unit)
     several = maximum(before, gradients - own + wide * unit)
-    return above(sizes.num_micro, 1, several, gradients - own), named(work, "gradients of the ends at work")
+    return above(sizes.num_micro, 1, several, gradients - own), work
 
 
 def held_head(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
