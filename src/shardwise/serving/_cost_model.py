@@ -30,6 +30,7 @@ from shardwise.models import MoE
 from shardwise.ops.experts import EXPERTS
 from shardwise.ops.overlap import CostModel
 from shardwise.records import dataclass, replace
+from shardwise.serving._block_tiles import in_tiles, tile_seconds
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
 from shardwise.serving._experts import fused_seconds
@@ -101,6 +102,7 @@ class EngineCostModel(CostModel[X]):
     """Rates of 16-bit GEMMs whose kernels widen weights, by the format of these, where such kernels were measured."""
     attention: AttentionKernels | None = None
     picked: PickedKernel | None = None
+    block_tile: float = 0.0  # `tile_seconds`
     processor: EngineCostModel[X] | None = None
     """The host's processor, where it runs a part of the model."""
 
@@ -200,6 +202,8 @@ def _product(costs: EngineCostModel[X], op: Op[X], tokens: X | None = None) -> X
     """Return seconds of a GEMM, in integers where its weights are narrow; `tokens` are its rows if `op` has tiles."""
     form = next(filter(None, map(costs.format.of, op.weights)), None)
     rates = next((own for name, own in costs.weight_only if form and name == form.name), _rates(costs, op))
+    if costs.block_tile and form and form.name == costs.format.name:
+        return in_tiles(costs.engine, (costs.block_tile, costs.cores), op, _multiplied(costs, op, rates))
     if not costs.integer_share or not form or form.bits >= 16:
         return _multiplied(costs, op, rates)
     # Eight rows and fewer run in a kernel that multiplies in no matrix unit.
@@ -273,9 +277,8 @@ def _charged_elsewhere(costs: EngineCostModel[X], op: Op[X]) -> bool:
 
     The calls that the tables of attention time also write the cache (accuracy/notes/causes.md).
     """
-    measured = costs.attention or (
-        costs.decoding and costs.kernels.decode and not costs.rates.attention_blocks.cached_compute
-    )
+    bounds = costs.rates.attention_blocks.cached_compute
+    measured = costs.attention or (costs.decoding and costs.kernels.decode and not bounds)
     if op.role in costs.engine.attention.includes and measured:
         return True
     return op.kind == "none" or op.kernels == 0 or (costs.fused_experts and _in_experts(op))
@@ -354,6 +357,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         format=case.format,
         attention=_attention_kernels(case),
         picked=picked_kernel(case),
+        block_tile=tile_seconds(case),
         processor=_host_costs(case, sizes),
     )
 

@@ -117,6 +117,10 @@ class EngineQuantisation:
     """Formats whose linear layers widen weights in a kernel on devices that have their rate: (format, family)."""
     block_shares: tuple[tuple[str, float], ...] = ()
     """Shares of the peak that GEMMs in 8-bit blocks reach in a kernel that it is told to run, by family of devices."""
+    block_tile_seconds: tuple[tuple[str, float], ...] = ()
+    """Seconds in which a tile of 128 by 128 multiplies 128 of depth, where such GEMMs have one tile for all shapes."""
+    tuned_blocks: tuple[tuple[int, int], ...] = ()
+    """Shapes of such GEMMs that have tiles of their own: (columns, depth)."""
     fp8_cache_elements_per_core: float = 0.0
     """Elements a second that a core widens from 8-bit floats without an instruction for it (0: as fast as it reads)."""
 
