@@ -532,6 +532,9 @@ COMPOSED: tuple[tuple[str, dict[str, Any]], ...] = (
      "    command: >\n      --model ${MODEL:-meta-llama/Llama-3.3-70B-Instruct} --host 0.0.0.0\n"
      "      --tensor-parallel-size ${TP:-2} --max-model-len ${LEN:-8000} --gpu-memory-utilization 0.95\n",
      {"engine": "vllm", "tp": 4, "max_context": 8000, "memory_fraction": 0.95, "num_devices": 4}),
+    ("x-vllm: &vllm\n  image: vllm/vllm-openai:latest\nservices:\n  vllm:\n    <<: *vllm\n"
+     "    command: --model meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 4\n",
+     {"engine": "vllm", "tp": 4, "num_devices": 4}),
     ("services:\n  sglang:\n    image: lmsysorg/sglang:latest\n    environment: {HF_TOKEN: x, TP: 2}\n"
      "    entrypoint: python3 -m sglang.launch_server\n    deploy: {replicas: 2}\n"
      "    command:\n      --model-path meta-llama/Llama-3.1-8B-Instruct\n      --tp ${TP}\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -104,8 +105,9 @@ def test_what_contradicts_in_json_is_named(text: str, named: set[str]) -> None:
 
 
 WRONG_YAML = (
-    "distributed_type: TPU", "mixed_precision: int4", "a: &x 1", "- a", "a: 1\na: 2", "a: *x", "? [a]\n: 1", "a: \t- b",
-    "<<: {a: 1}", "--- {a: 1}\n--- {b: 1}", "a: !!python/name:os.system", "a: " + "[" * 3000, "a: " + "{a: " * 1500,
+    "distributed_type: TPU", "mixed_precision: int4", "a: &x [*x]", "- a", "a: 1\na: 2", "a: *x", "? [a]\n: 1",
+    "a: \t- b", "<<: 1", "--- {a: 1}\n--- {b: 1}", "a: !!python/name:os.system", "a: " + "[" * 3000,
+    "a: " + "{a: " * 1500,
     "a: " + "9" * 5000, "x" * 5000, "just words", "", "\0", "a: 2024-13-45", "num_processes: 1e400",
     "num_processes: .inf", "num_processes: .nan", "num_processes: 0x" + "f" * 3000, "num_processes: \u00b2",
     "distributed_type: FSDP\nnum_processes: " + "1:" * 1900 + "1",
@@ -265,3 +267,48 @@ def test_modules_that_torchtitan_is_given_are_the_stages_of_the_plan(each: tuple
     sizes = "pipeline_parallel_degree = 4\ndata_parallel_shard_degree = 2\n"
     text = f'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n{sizes}module_fqns_per_model_part = {parts}\n'
     assert torchtitan.read(text, around=ImportContext(num_devices=8)).plan.stage_layers == each
+
+
+def test_aliases_and_merges_are_what_they_stand_for() -> None:
+    """A map's own keys come before merged ones, the first merged map before the second, and nothing is shared."""
+    text = """
+a: &a {x: 1, y: 2}
+b: &b
+  x: 3
+  <<: *a
+c:
+- {<<: [*a, *b], z: 4}
+- *b
+d: &d word
+e: {*d : *d}
+"""
+    tree = _yaml.parse(text)
+    both = {"x": 3, "y": 2}
+    assert tree == {"a": {"x": 1, "y": 2}, "b": both, "c": [{"x": 1, "y": 2, "z": 4}, both], "d": "word",
+                    "e": {"word": "word"}}  # fmt: skip
+    assert tree["c"][1] is not tree["b"]
+
+
+_TENS = list(zip("abcdefghij", "bcdefghijk", strict=True))
+BOMBS = (
+    ("a: &a [" + "x, " * 10 + "]\n" + "".join(f"{new}: &{new} [{f'*{old}, ' * 10}]\n" for old, new in _TENS), "10,000"),
+    ("a: &a {x: 1}\n" + "".join(f"{new}: &{new} {{<<: [{f'*{old}, ' * 10}]}}\n" for old, new in _TENS), "10,000"),
+    ("a: &a [" + "1," * 4000 + "]\nb: [*a, *a, *a]", "10,000"),
+    ("a: &a " + "x" * 15000 + "\nb: [" + "*a, " * 15000 + "]", "10,000"),
+    ("a: &a {b: [*a]}", "inside what it stands for"),
+    ("a: &a\n  <<: *a", "inside what it stands for"),
+    ("a: &a " + "[" * 20 + "]" * 20 + "\nb: " + "[" * 20 + "*a" + "]" * 20, "deeper than 32 levels"),
+    ("a: &a {x: 1}\nb: {<<: *a, <<: *a}", "stands twice"),
+    ("a: &a {x: 1}\nb: {<<: *a, y: 1, y: 2}", "stands twice"),
+    ("a: &a [x]\nb: {<<: *a}", "not valid YAML"),
+    ("a: &a [x]\nb: {*a : 1}", "not a word"),
+)
+
+
+@pytest.mark.parametrize(("text", "rule"), BOMBS)
+def test_aliases_that_stand_for_more_than_settings_are_refused(text: str, rule: str) -> None:
+    """What aliases stand for is counted, not built: a file of any expansion is refused at once, with its line."""
+    began = time.perf_counter()
+    with pytest.raises(InputError, match=rule):
+        _yaml.parse(text)
+    assert time.perf_counter() - began < 2

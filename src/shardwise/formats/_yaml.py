@@ -1,13 +1,14 @@
 """YAML as PyYAML reads it for accelerate itself, without what a file of settings does not need.
 
-Source: YAML 1.1 by PyYAML's safe loader, in C where it has that. Anchors, aliases, tags and several documents are
-refused: aliases alone let a kilobyte stand for a terabyte.
+Source: YAML 1.1 by PyYAML's safe loader, in C where it has that. Tags and several documents are refused, and aliases
+where what they stand for adds up to more than a file says without any: they alone let a kilobyte be a terabyte.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -19,10 +20,12 @@ from shardwise.shell import left_open
 MOST_DEPTH = 32
 MOST_CHARACTERS = 16000
 """Characters of one value or key."""
+MOST_REPEATED = 10_000
+"""Keys, values, maps and lists that all aliases of a file stand for together."""
 
 
 def parse(text: str, source: str = "file") -> dict[str, Any]:
-    r"""Return the map that a file holds; raises `InputError` with the line of what is refused.
+    r"""Return the map that a file holds, merges and aliases written out; raises `InputError` with a line.
 
     >>> parse("a: 1\nb:\n  c: true  # note\n  d:\n  - x\n  - 2.5")
     {'a': 1, 'b': {'c': True, 'd': ['x', 2.5]}}
@@ -31,7 +34,7 @@ def parse(text: str, source: str = "file") -> dict[str, Any]:
 
     try:
         with bounded("file", source):
-            _check_events(text, source)
+            aliases = _check_events(text, source)
             tree = yaml.load(text, Loader=_loader())
     except InputError:
         raise
@@ -42,27 +45,83 @@ def parse(text: str, source: str = "file") -> dict[str, Any]:
         raise _refused(source, 0, f"is not valid YAML ({cut(' '.join(str(error).split()))})") from None
     if not isinstance(tree, dict):
         raise InputError([Problem("file", source, "holds no keys", "write for example distributed_type: FSDP")])
+    if aliases:
+        tree = _copied(tree)
     check_tree(tree, source, "file")
     return tree
 
 
-def _check_events(text: str, source: str) -> None:
-    """Raise `InputError` for what a plain file of settings does not have, before anything is built of it."""
+def _check_events(text: str, source: str) -> bool:
+    """Return whether a file has aliases; raises `InputError` for what settings lack, before any of it is built."""
     import yaml
 
+    count = _Repeated()
     depth = documents = 0
     for event in yaml.parse(text, Loader=_loader()):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         documents += isinstance(event, yaml.DocumentStartEvent)
-        tagged = getattr(event, "tag", None) is not None
         rules = {
-            "uses an anchor, an alias or a tag": getattr(event, "anchor", None) is not None or tagged,
-            f"nests deeper than {MOST_DEPTH} levels": depth > MOST_DEPTH,
+            "uses a tag": getattr(event, "tag", None) is not None,
             "is the second document": documents > 1,
             f"has more than {MOST_CHARACTERS:,} characters": len(getattr(event, "value", "")) > MOST_CHARACTERS,
+            **count.rules(event),
+            f"nests deeper than {MOST_DEPTH} levels": max(depth, count.deepest) > MOST_DEPTH,
         }
         if rule := next((rule for rule, broken in rules.items() if broken), ""):
             raise _refused(source, event.start_mark.line + 1 if event.start_mark else 0, rule)
+    return count.repeated > 0
+
+
+@dataclass(slots=True)
+class _Repeated:
+    """What stands at each anchor, as nodes and levels once its own aliases are written out.
+
+    An alias is counted as what it stands for before that is copied, so that no file is built to be measured.
+    """
+
+    known: dict[str, tuple[int, int]] = field(default_factory=dict)
+    open: list[list[Any]] = field(default_factory=list)
+    repeated: int = 0
+    deepest: int = 0
+
+    def rules(self, event: Any) -> dict[str, bool]:
+        """Return the rules on aliases, and which of them an event breaks; it is counted."""
+        import yaml
+
+        inside = False
+        if isinstance(event, yaml.AliasEvent):
+            inside = any(name == event.anchor for name, _, _ in self.open)
+            nodes, levels = self.known.get(event.anchor, (1, 0))
+            self.repeated += nodes
+            self._add(nodes, levels)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            self.open.append([event.anchor, 1, 1])
+        elif isinstance(event, yaml.ScalarEvent):
+            self._close(event.anchor, 1, 0)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            self._close(*self.open.pop())
+        return {
+            f"has aliases that stand for more than {MOST_REPEATED:,} keys and values": self.repeated > MOST_REPEATED,
+            "has an alias inside what it stands for": inside,
+        }
+
+    def _close(self, anchor: str | None, nodes: int, levels: int) -> None:
+        if anchor is not None:
+            self.known[anchor] = nodes, levels
+        self._add(nodes, levels)
+
+    def _add(self, nodes: int, levels: int) -> None:
+        self.deepest = max(self.deepest, len(self.open) + levels)
+        if self.open:
+            self.open[-1][1] += nodes
+            self.open[-1][2] = max(self.open[-1][2], levels + 1)
+
+
+def _copied(tree: Any) -> Any:
+    """Return values in which nothing is shared, as if each alias had been written out."""
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    return [_copied(value) for value in tree] if isinstance(tree, list) else tree
 
 
 @cache
@@ -71,18 +130,23 @@ def _loader() -> Any:
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        checked: dict[int, Any]
+
+        def flatten_mapping(self, node: Any) -> None:
+            """Write out what a map merges, after its own keys were checked: then they stand beside others'."""
+            self.__dict__.setdefault("checked", {})
+            if id(node) in self.checked:
+                return
+            self.checked[id(node)] = node
             seen: set[str] = set()
             for key, _ in node.value:
-                if key.value == "<<":
-                    raise yaml.constructor.ConstructorError(None, None, "merges another map", key.start_mark)
                 if not isinstance(key, yaml.ScalarNode):
                     raise yaml.constructor.ConstructorError(None, None, "a key is not a word", key.start_mark)
                 if key.value in seen:
                     rule = f"the key {cut(key.value)} stands twice"
                     raise yaml.constructor.ConstructorError(None, None, rule, key.start_mark)
                 seen.add(key.value)
-            return dict(super().construct_mapping(node, deep))
+            super().flatten_mapping(node)
 
     return Loader
 
