@@ -132,7 +132,8 @@ def load_prices(
         start = 1.0 if policy.chunked else moments.new_tokens
         most = np.minimum(most, max((policy.step_tokens - start) // verified_tokens(case), 1.0))
     counts = places(most * batches.many[:, 0]) / batches.many
-    known = np.array(grid(int(np.max(most)), 8, 16), float)
+    # One batch of a pipeline may have the sequences of all.
+    known = np.array(grid(int(np.max(most * batches.lanes)), 8, 16), float)
     one, context = np.ones(len(known)), np.full(len(known), moments.context)
     decoding = EngineStep(phase="decode", sequences=known, tokens=one, context=context)
     whole, cached, sampled, _ = _priced(case, sizes, len(counts), decoding)
