@@ -33,7 +33,6 @@ from shardwise.search._load_pools import candidates
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import ServingGrid
-from shardwise.search._space import IntRanges
 from shardwise.serving.load import FULLEST, LoadOptions, ServeReport, Steady, request_problems
 
 _SIMULATIONS = 24
@@ -174,7 +173,9 @@ def _widened(search: LoadSearch) -> tuple[ServeReport | None, int]:
 
 def _times(candidate: Candidate, factor: float) -> Candidate:
     """Return a candidate with so many times the workers of each pool."""
-    first = candidate.prefill and replace(candidate.prefill, dp=round(candidate.prefill.dp * factor))
+    first = candidate.prefill
+    if first is not None:
+        first = replace(first, dp=round(first.dp // candidate.first_groups * factor) * candidate.first_groups)
     return replace(candidate, replicas=round(candidate.replicas * factor), prefill=first)
 
 
@@ -200,10 +201,11 @@ def _with_fewer(search: LoadSearch, best: ServeReport) -> Candidate:
     """Return the best deployment with a replica less: where that is too few, with the batch limits that carry most."""
     case, replicas = best.base.case, best.replicas - 1
     own = Candidate(
-        plan=replace(best.base.plan, dp=1), job=best.base.job, engine=case.engine, replicas=replicas, steady=best.steady
-    )
+        plan=replace(best.base.plan, dp=best.groups), job=best.base.job, engine=case.engine, replicas=replicas,
+        steady=best.steady,
+    )  # fmt: skip
     # Users of a closed loop ask no more than is carried, at a rate of 0 before anyone knows.
-    if best.groups > 1 or search.workload.arrivals.rate <= replicas * best.steady.capacity:
+    if search.workload.arrivals.rate <= replicas * best.groups * best.steady.capacity:
         return own
     others = [
         (steady.capacity, number, replace(own, job=group.job, engine=group.engine, steady=steady))
@@ -291,9 +293,10 @@ def plan_serve(
         model=model,
         cluster=part_of(cluster, min(cluster.num_devices, widest)),
         job=asked,
-        space=replace(space.layouts, dp=IntRanges(ranges=((1, 1),))),
+        space=space.layouts,
         options=SearchOptions(efficiencies=options.serving.efficiencies),
         prefixes=workload.repeats,
+        one_replica=True,
     )
     one = LoadSearch(grid=grid, space=space, workload=workload, options=options, objective=objective, cluster=cluster)
     best, nearest, missed, simulated = _confirmed(one, top)

@@ -30,6 +30,7 @@ from shardwise.serving.load import (
     ServeReport,
     Steady,
     batches_of,
+    groups_of,
     load_prices,
     moments_of,
     most_running,
@@ -69,7 +70,7 @@ class Candidate:
     """A layout with its batch limits and replicas, and what the closed form says of it."""
 
     plan: Plan
-    """One replica."""
+    """One replica, whose groups of attention are its `dp`."""
     job: Serving
     engine: Any
     replicas: int
@@ -82,10 +83,16 @@ class Candidate:
         """Devices of all replicas."""
         return self.plan.num_devices * self.replicas + (self.prefill.num_devices if self.prefill else 0)
 
+    @property
+    def first_groups(self) -> int:
+        """Groups of attention of a replica that computes prompts."""
+        return groups_of(self.prefill, True) if self.prefill else 1
+
     def more(self, metrics: Collection[str]) -> Candidate:
         """Return a candidate with a worker or so more of the pool that metrics which missed a limit are about."""
         if self.prefill is not None and "ttft" in metrics and "tpot" not in metrics:
-            return replace(self, prefill=replace(self.prefill, dp=self.prefill.dp + max(self.prefill.dp // 16, 1)))
+            many, each = self.prefill.dp // self.first_groups, self.first_groups
+            return replace(self, prefill=replace(self.prefill, dp=each * (many + max(many // 16, 1))))
         return replace(self, replicas=self.replicas + max(self.replicas // 16, 1))
 
     @property
@@ -202,13 +209,14 @@ class LoadSearch:
         return np.where(self.grid.launches(case), tokens, -np.inf)
 
     def steady(self, group: LoadGroup, replicas: Any) -> Steady[Any]:
-        """Return the closed form of so many replicas of each layout."""
+        """Return the closed form of so many replicas of each layout, as of one of their groups of attention."""
         if group.form is None:
             raise LookupError(group)
+        groups = group.form.batches.groups
         if users := self.workload.arrivals.users:
-            return with_users(group.shares, users / replicas, think_of(self.workload))
-        turns = replicas / group.form.batches.groups if self.options.router == "round-robin" else 1.0
-        return group.form.at(self.workload.arrivals.rate / replicas, np.maximum(turns, 1.0))
+            return with_users(group.shares, users / (replicas * groups), think_of(self.workload))
+        turns = replicas if self.options.router == "round-robin" else 1.0
+        return group.form.at(self.workload.arrivals.rate / (replicas * groups), np.maximum(turns, 1.0))
 
     def keeps(self, group: LoadGroup, empty: Steady[Any], replicas: Any) -> Any:
         """Return which layouts keep every limit on so many replicas, as far as the closed form can tell."""
@@ -240,7 +248,7 @@ class LoadSearch:
         if known is not None:
             return known
         empty, rate, users = group.empty, self.workload.arrivals.rate, self.workload.arrivals.users
-        low = np.maximum(np.ceil(rate / (FULLEST * group.form.capacity)), 1.0)
+        low = np.maximum(np.ceil(rate / (FULLEST * group.form.batches.groups * group.form.capacity)), 1.0)
         most = devices // group.devices if np.isfinite(devices) else _EMPTY * low
         most = np.minimum(most, users) if users else most  # no replica is without a user
         high, have = np.maximum(most, low).astype(float), self.cluster.num_devices
@@ -272,7 +280,7 @@ class LoadSearch:
 
     def simulate(self, candidate: Candidate, until_missed: bool = False) -> ServeReport:
         """Return the report of a candidate by `serve`, which may end once a limit is missed."""
-        plan = replace(candidate.plan, dp=candidate.replicas)
+        plan = replace(candidate.plan, dp=candidate.plan.dp * candidate.replicas)
         count = max(self.workload.count, min(300 * candidate.replicas, 10_000 if self.options.settled else 20_000))
         options = replace(
             self.options, serving=replace(self.options.serving, engine=candidate.engine), prefill=candidate.prefill,
@@ -297,8 +305,9 @@ class LoadSearch:
                     kept &= least(steady, group.empty, limit) * self.margin(group.case, limit) <= limit.seconds
                 for row in np.flatnonzero(kept).tolist():
                     user = 1 / max(float(steady.tpot_seconds[row]), 1e-9)
-                    each = float(rate[row]) * output / float(group.devices[row])
-                    points.append((user, each, index, row, float(rate[row]), float(steady.ttft_seconds[row])))
+                    whole = float(rate[row]) * int(group.plans[row].dp)
+                    each = whole * output / float(group.devices[row])
+                    points.append((user, each, index, row, whole, float(steady.ttft_seconds[row])))
         front_points, most = [], 0.0
         for user, each, index, row, rate_, ttft in sorted(points, key=lambda one: (-one[0], -one[1])):
             if each > _CLEARLY * most:

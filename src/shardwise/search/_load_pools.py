@@ -45,9 +45,10 @@ class PoolForms:
     form: Replicas
 
     def counts(self, rate: float) -> Any:
-        """Return workers of each layout, from those that carry a rate on: [layout, more]."""
-        least = np.maximum(np.ceil(rate / (FULLEST * self.form.capacity)), 1.0)
-        return least[:, None] + np.arange(_MORE)
+        """Return workers of each layout, in whole replicas, from those that carry a rate on: [layout, more]."""
+        groups = self.form.batches.groups
+        least = np.maximum(np.ceil(rate / (FULLEST * groups * self.form.capacity)), 1.0)
+        return (least[:, None] + np.arange(_MORE)) * groups[:, None]
 
     def at(self, counts: Any, rate: float, turns: bool) -> Steady[Any]:
         """Return the closed form of so many workers of each layout: columns of [layout, more]."""
@@ -130,7 +131,7 @@ def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[
     prompts, tokens = first.at(counts[0], rate, turns), last.at(counts[1], rate, turns)
     empty = first.form.at(0.0), last.form.at(0.0)
     pairs: list[tuple[float, int, tuple[int, int, int], Steady[float]]] = []
-    each = np.array([plan.num_devices for plan in last.plans])
+    each = np.array([plan.tp * plan.pp for plan in last.plans])
     for i, one in enumerate(first.plans):
         # Workers of this layout for prompts, the other layouts, and their workers.
         sent = np.array([_sent(search, case, (one, other), group.policy) for other in last.plans])[None, :, None]
@@ -140,7 +141,7 @@ def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[
         kept = np.isfinite(both.e2e_seconds)
         for limit in search.options.limits:
             kept = kept & (least(both, alone, limit) * search.margin(case, limit) <= limit.seconds)
-        devices = counts[0][i][:, None, None] * one.num_devices + (counts[1] * each[:, None])[None]
+        devices = counts[0][i][:, None, None] * (one.tp * one.pp) + (counts[1] * each[:, None])[None]
         devices = np.where(kept, devices, np.inf)
         for j in range(len(each)):
             a, b = divmod(int(np.argmin(devices[:, j])), devices.shape[2])
@@ -151,7 +152,8 @@ def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[
                 search.pairs.append(float(devices[at]))
     for _, i, (a, j, b), steady in sorted(pairs, key=lambda one: one[0])[:_KEPT]:
         yield Candidate(
-            plan=last.plans[j], job=group.job, engine=group.engine, replicas=int(counts[1][j, b]), steady=steady,
+            plan=last.plans[j], job=group.job, engine=group.engine, replicas=int(counts[1][j, b]) // last.plans[j].dp,
+            steady=steady,
             prefill=replace(first.plans[i], dp=int(counts[0][i, a])),
         )  # fmt: skip
 

@@ -61,6 +61,8 @@ class ServingGrid:
     options: SearchOptions
     prefixes: bool = False
     """Whether servers cache prefixes."""
+    one_replica: bool = False
+    """Whether every layout is of one replica: `dp` are its groups of attention, over all of which experts are."""
 
     @cached_property
     def domains(self) -> tuple[int, ...]:
@@ -159,7 +161,8 @@ class ServingGrid:
                 dp = count // (tp * pp)
                 if count % (tp * pp) == 0 and space.dp.of([dp]):
                     for ep, etp in self._experts(tp, divisors(tp * dp)):
-                        yield tp, pp, dp, ep, etp
+                        if not self.one_replica or dp == max(ep * etp // tp, 1):
+                            yield tp, pp, dp, ep, etp
 
     def _experts(self, tp: int, ways: list[int]) -> list[tuple[int, int]]:
         """Return (ep, etp) as engines have it: etp divides the tensor-parallel ranks, and experts fill those at least.
