@@ -11,6 +11,7 @@ from shardwise import Cluster, Plan, Training, load_model, train
 from shardwise.ledger.op import Op
 from shardwise.ops.block import block_ops
 from shardwise.ops.cast_kernels import with_casts
+from shardwise.ops.head import head
 from shardwise.plans import find_stack, tuning_of
 from shardwise.records import replace
 from shardwise.training import TrainingOptions, TrainReport, ledger_of
@@ -120,3 +121,21 @@ def test_autocast_pays_for_its_copies() -> None:
     assert with_casts(wide, ops) == ops
     compiled = replace(y, choices=replace(y.choices, stack=find_stack("pytorch-compiled")))
     assert sum(op.forward_bytes for op in with_casts(compiled, ops) if op.name.endswith(".casts")) == 6 * weights
+
+
+def test_autocast_casts_the_table_of_a_tied_head_too() -> None:
+    """torch.nn.functional.linear takes a leaf in fp32, whichever layer it also is of."""
+    model, y = load_model("llama-3.2-1b"), layout({"B": 1, "S": 64}, "transformers")
+    y = replace(y, choices=replace(y.choices, autocast=True))
+    found = [op for op in with_casts(y, head(y, model)) if op.name == "head.casts"]
+    elements = model.vocab * model.hidden + 64 * model.hidden
+    assert [(op.forward_bytes, op.backward_bytes) for op in found] == [(6 * elements, 6 * elements)]
+
+
+def test_autocast_casts_the_weights_of_every_expert() -> None:
+    """One tensor has them all; each row goes through some of them, each weight is cast once."""
+    model, y = load_model("mixtral-8x7b"), layout({"B": 1, "S": 64}, "transformers")
+    y = replace(y, choices=replace(y.choices, autocast=True))
+    ops = with_casts(y, block_ops(y, model.layers[0], model.hidden))
+    made = {op.name: op.forward_bytes for op in ops if op.name.endswith(".casts")}
+    assert made["mlp.experts.down.casts"] == 6 * 8 * model.hidden * 14336

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.ledger.flow import multiplies_weights, trains
-from shardwise.ledger.number import X
+from shardwise.ledger.number import X, total
 from shardwise.ledger.op import Op
 from shardwise.ops.layout import Layout, memory_op
 
@@ -21,15 +21,17 @@ def with_casts(y: Layout[X], ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
 
 
 def _casts(y: Layout[X], op: Op[X]) -> tuple[Op[X], ...]:
-    if not multiplies_weights(op) or not op.weights:
+    if not multiplies_weights(op):
         return ()
-    compiled = y.stack.checkpoint_prunes
-    inputs = len(op.modules) if not compiled and any(tensor.stream for tensor in op.reads) else 0
-    stream, weight, cast = op.rows * op.inner, op.columns * op.inner, 4 + y.a
+    compiled, layers = y.stack.checkpoint_prunes, max(len(op.modules), 1)
+    inputs = layers if not compiled and any(tensor.stream for tensor in op.reads) else 0
+    # A tied head owns no weight, and casts the table; one tensor has the weights of all experts.
+    weight = total((w.elements for w in op.weights), 0 * op.rows) if op.weights else op.columns * op.inner
+    stream, cast = op.rows * op.inner, 4 + y.a
     ahead = cast * (inputs * stream + weight)
     back = cast * inputs * stream + 12 * max(inputs - 1, 0) * stream + cast * weight * trains(op)
     takes = op.takes or tuple(tensor.name for tensor in op.reads)
     return (
-        memory_op(y, f"{op.name}.casts", op.region, (ahead, back), kernels=inputs + len(op.modules), role="steps",
+        memory_op(y, f"{op.name}.casts", op.region, (ahead, back), kernels=inputs + layers, role="steps",
                   takes=takes, makes=()),
     )  # fmt: skip
