@@ -9,7 +9,7 @@ from shardwise.plans._laws import one_of
 from shardwise.plans._stack import Stack, find_stack, stack_table
 from shardwise.records import replace
 
-_FLASH: dict[str, Any] = {"leaves_groups": "", "repeats_kv": False, "calls_sdpa": False}
+_FLASH: dict[str, Any] = {"attention": "flash", "leaves_groups": "", "repeats_kv": False, "calls_sdpa": False}
 ATTENTION: dict[str, dict[str, Any]] = {
     "eager": {"attention": "eager"},
     "flash_attention_2": {"attention_kernel": "flash-2", **_FLASH},
@@ -32,10 +32,12 @@ def with_attention(stack: Stack, word: str) -> Stack:
 
     >>> [with_attention(find_stack("axolotl"), word).attention_kernel for word in ("", "sdpa", "flash_attention_2")]
     ['flash-2', 'cudnn-9.19', 'flash-2']
+    >>> [with_attention(find_stack("transformers-eager"), word).attention for word in ("", "sdpa", "flex_attention")]
+    ['eager', 'flash', 'flash']
     """
     if word == "sdpa":
         usual = find_stack("transformers")
-        names = ("attention_kernel", "leaves_groups", "calls_sdpa")
+        names = ("attention", "attention_kernel", "leaves_groups", "calls_sdpa")
         return replace(stack, **{name: getattr(usual, name) for name in names})
     return replace(stack, **ATTENTION.get(word, {}))
 
