@@ -12,10 +12,12 @@ from command_line import run
 from ops.helpers import layout
 from shardwise import Cluster, Plan, Training, TrainingOptions, TrainReport, load_model, train
 from shardwise.ledger.flow import flow
-from shardwise.ops.attention import repeated
+from shardwise.ops.attention import attention_masks, repeated
+from shardwise.ops.block import block_ops
 from shardwise.ops.core import AttentionCore, AttentionMask
 from shardwise.ops.core_kernels import attention_core, lacks_kernel, without_sdpa
-from shardwise.plans import find_stack
+from shardwise.plans import find_stack, with_attention
+from shardwise.records import replace
 from shardwise.training import TrainingCase, stated
 
 DATA = Path(__file__).parents[1] / "data/tuning"
@@ -168,6 +170,7 @@ ASKED = (
         ("gpt-oss-20b", "trl", "flash_attention_3", ""),
         ("gpt-oss-20b", "axolotl", "", ""),
         ("gpt-oss-20b", "axolotl", "sdpa", "SDPA has no sinks"),
+        ("gpt-oss-20b", "llama-factory", "", ""),
         ("gemma-2-9b", "llama-factory", "", "SDPA has no capped scores"),
         ("gemma-3-12b", "ms-swift", "", "windows of 1024 tokens are masks to SDPA"),
         ("gemma-3-12b", "ms-swift", "flex_attention", ""),
@@ -181,6 +184,17 @@ def test_what_transformers_makes_of_a_models_attention_is_said(model: str, stack
     notes = json.loads(done.out)["assumptions"]
     found = [note for note in notes if "SDPA has" in note or "to SDPA" in note]
     assert [said in note for note in found] == [True] * bool(said)
+
+
+def test_llama_factory_loads_a_kernel_that_takes_sinks() -> None:
+    """All layers of gpt-oss, full or with a window, keep no scores and no mask, as with FlashAttention-3 named."""
+    model, sizes = load_model("gpt-oss-20b"), {"B": 1, "S": 4096}
+    own = layout(sizes, "llama-factory")
+    named = replace(own, choices=replace(own.choices, stack=with_attention(own.stack, "flash_attention_3")))
+    assert attention_masks(own, model) == attention_masks(named, model) == 0
+    for block in model.kinds:
+        saved = [sum(t.size_bytes for op in block_ops(y, block, model.hidden) for t in op.saves) for y in (own, named)]
+        assert saved[0] == saved[1]
 
 
 def test_attention_is_chosen_around_models_of_transformers() -> None:

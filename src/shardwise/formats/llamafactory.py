@@ -235,7 +235,8 @@ def base_of(keys: Keys, bits: int | None, way: str, under: str = "") -> str:
     return "nf4" if keys.flag(f"{under}double_quantization") is False else "nf4-dq"
 
 
-# model/model_utils/attention.py configure_attn_implementation; auto is transformers' own choice.
+# model/model_utils/attention.py configure_attn_implementation; auto is transformers' own choice
+# but for gpt_oss (`Stack.loads_sinks_kernel`).
 _ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 
 

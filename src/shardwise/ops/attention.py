@@ -150,7 +150,8 @@ def attention_masks(y: Layout[X], model: Model) -> X:
         return pairs
     if y.work.phase != "train" or not (y.stack.calls_sdpa or y.stack.attention == "eager"):
         return 0 * pairs
-    kinds, fused = attention_limits(model), y.stack.attention == "flash"
+    fused = y.stack.attention == "flash"
+    kinds = attention_limits(model, fused and y.stack.loads_sinks_kernel)
     eager = {limit for limit, more in kinds if more or not fused}
     masked = {limit for limit, more in kinds if limit and not more and fused}
     return y.a * len(eager) * pairs + total((above(y.work.S, n - 1, pairs, 0 * pairs) for n in masked), 0 * pairs)

@@ -59,10 +59,9 @@ def without_sdpa(y: Layout[X], core: AttentionCore[X]) -> Layout[X]:
     >>> [without_sdpa(whole_layout(1, 64, stack=name), core).stack.attention for name in ("transformers", "unsloth")]
     ['eager', 'flash']
     """
-    stack = y.stack
-    if y.work.phase != "train" or stack.attention != "flash" or not stack.calls_sdpa or not (core.caps or core.sinks):
+    if not _calls_sdpa(y, core) or not (core.caps or core.sinks):
         return y
-    return replace(y, choices=replace(y.choices, stack=replace(stack, attention="eager")))
+    return replace(y, choices=replace(y.choices, stack=replace(y.stack, attention="eager")))
 
 
 def is_masked(y: Layout[X], core: AttentionCore[X]) -> bool:
@@ -73,8 +72,13 @@ def is_masked(y: Layout[X], core: AttentionCore[X]) -> bool:
     >>> [is_masked(whole_layout(1, 64, stack=name), core) for name in ("transformers", "axolotl")]
     [True, False]
     """
-    by_torch = y.stack.calls_sdpa and y.stack.attention == "flash"
-    return by_torch and bool(core.mask.limit) and y.work.phase == "train"
+    return _calls_sdpa(y, core) and bool(core.mask.limit)
+
+
+def _calls_sdpa(y: Layout[X], core: AttentionCore[X]) -> bool:
+    stack = y.stack
+    by_torch = stack.calls_sdpa and stack.attention == "flash" and y.work.phase == "train"
+    return by_torch and not (core.sinks and stack.loads_sinks_kernel)
 
 
 def _masked(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:

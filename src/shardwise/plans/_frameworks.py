@@ -81,16 +81,9 @@ def _bringing(sharding: str, schedule: str, replicas: bool) -> tuple[tuple[str, 
 
 
 _OF_TRAINERS = (
-    *("loss", "loss_brings_layers", "attention_kernel", "leaves_groups", "repeats_kv", "calls_sdpa", "library"),
-    *(
-        "experts_loop",
-        "narrow_experts",
-        "adapter_kernels",
-        "adapts_experts",
-        "leaves_expert_dropout",
-        "reference",
-        "uncounted",
-    ),
+    *("loss", "loss_brings_layers", "attention_kernel", "leaves_groups", "repeats_kv", "calls_sdpa"),
+    *("loads_sinks_kernel", "library", "experts_loop", "narrow_experts", "adapter_kernels", "adapts_experts"),
+    *("leaves_expert_dropout", "reference", "uncounted"),
     *("checkpoint_reenters", "checkpoint_stops_early", "usual_recompute", "usual_narrow_recompute"),
 )
 """What a trainer does to the model, whatever shards it."""

@@ -194,7 +194,7 @@ def _sdpa_notes(case: TrainingCase) -> list[str]:
     """Return what is said where transformers calls SDPA, of windows and of what SDPA lacks."""
     if not case.stack.calls_sdpa or case.stack.attention != "flash":
         return []
-    kinds = attention_limits(case.model)
+    kinds = attention_limits(case.model, case.stack.loads_sinks_kernel)
     lacking = tuple(dict.fromkeys(word for _, more in kinds for word in more))
     other = f"--attn-implementation flash_attention_{3 if 'sinks' in lacking else 2}"
     if lacking:
