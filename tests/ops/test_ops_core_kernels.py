@@ -186,6 +186,23 @@ def test_what_transformers_makes_of_a_models_attention_is_said(model: str, stack
     assert [said in note for note in found] == [True] * bool(said)
 
 
+@pytest.mark.parametrize(
+    ("stack", "word", "said"),
+    [
+        ("transformers", "", "Hugging Face transformers, SDPA attention"),
+        ("transformers", "flash_attention_2", "Hugging Face transformers, flash_attention_2"),
+        ("transformers-eager", "sdpa", "Hugging Face transformers, sdpa"),
+        ("deepspeed", "flex_attention", "DeepSpeed ZeRO with transformers, flex_attention"),
+        ("trl", "flash_attention_3", "TRL's trainers, flash_attention_3"),
+    ],
+)
+def test_a_stack_is_named_with_the_attention_that_runs(stack: str, word: str, said: str) -> None:
+    """Its title names the usual one, in whose place another is."""
+    named = ("--attn-implementation", word) if word else ()
+    done = run(*ASKED, "--model", "llama-3.1-8b", "--stack", stack, *named, "--json")
+    assert f"stack {stack}: {said}" in json.loads(done.out)["assumptions"]
+
+
 def test_llama_factory_loads_a_kernel_that_takes_sinks() -> None:
     """All layers of gpt-oss, full or with a window, keep no scores and no mask, as with FlashAttention-3 named."""
     model, sizes = load_model("gpt-oss-20b"), {"B": 1, "S": 4096}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
@@ -277,10 +278,13 @@ def _attending(inputs: Inputs, stack: Stack) -> Stack:
     from shardwise.plans import attention_problems, with_attention
 
     word = inputs.values.get("attn_implementation", "")
-    if word and (problems := attention_problems(stack, word)).items:
+    if not word:
+        return stack
+    if (problems := attention_problems(stack, word)).items:
         inputs.merge(InputError(problems.items))
         return stack
-    return with_attention(stack, word)
+    title = re.sub(", (SDPA|eager|flash) attention$", "", stack.title)
+    return replace(with_attention(stack, word), title=f"{title}, {word}")
 
 
 def make_serving(inputs: Inputs, model: Model | None = None) -> Serving:
