@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import MISSING, fields, replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from command_line import run
 from serving.serving_cases import ask
 from shardwise.cost import constants
 from shardwise.cost._kernels import kernel_costs
@@ -657,3 +659,22 @@ def test_two_cards_take_a_model_as_measured(device: str, model: str, weights: st
     plan = Plan(tp=2) if split == "tensor" else Plan(pp=2)
     job = Serving(batch=1, input_tokens=1, output_tokens=128, weights=weights)
     assert abs(ask(model, job, plan, device, engine="llama.cpp").tpot_seconds * measured - 1) <= 0.08
+
+
+def test_the_server_of_mlx_runs_no_more_requests_than_it_decodes_at_once() -> None:
+    """A Mac under more than it carries runs 32 (--decode-concurrency), as its own scheduler and not as another's."""
+    done = run(
+        "serve",
+        "llama-3.1-8b",
+        "--on",
+        "m4-max",
+        "--engine",
+        "mlx",
+        "--requests",
+        "100",
+        "--arrivals",
+        "burst",
+        "--json",
+    )
+    assert json.loads(done.out)["running"]["max"] == 32
+    assert not any("no source" in note for note in json.loads(done.out)["assumptions"])
