@@ -605,11 +605,13 @@ def test_help_starts_with_what_a_command_is_about() -> None:
         assert len(own) > 2 and max(own) < lines.index("achieved efficiencies") < lines.index("output")
 
 
-def test_a_time_without_a_unit_is_said_to_be_seconds() -> None:
+@pytest.mark.parametrize("written", ["20", "2.", ".5", "1e2", "1_0"])
+def test_a_time_without_a_unit_is_said_to_be_seconds(written: str) -> None:
     """A limit of 50 may be meant in milliseconds: what it is taken for stands among what is assumed."""
-    words = ("plan", "infer", "gpt2", "--on", "1xh100", "--max-tpot", "20", "--max-ttft", "2s", "--json")
+    words = ("plan", "infer", "gpt2", "--on", "1xh100", "--max-tpot", written, "--max-ttft", "2s", "--json")
     notes = run(*words).tree["best"][0]["assumptions"]
-    assert "max_tpot 20 s: seconds, as no unit is given" in notes and not any("max_ttft" in note for note in notes)
+    assert f"max_tpot {written} s: seconds, as no unit is given" in notes
+    assert not any("max_ttft" in note for note in notes)
     assert {"input_tokens 512: not given", "output_tokens 32: not given"} <= set(notes)
 
 

@@ -114,8 +114,8 @@ class Inputs:
                 self.problems.items.append(Problem(key, plain(p.value), p.rule, p.remedy))
 
 
-# A time other than 0 without its unit.
-_BARE = re.compile(r"(?=.*[1-9])[0-9]+\.?[0-9]*")
+# A number without its unit.
+_BARE = re.compile(r"[+]?[0-9._]+(e[+-]?[0-9_]+)?", re.IGNORECASE)
 
 
 def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> None:
@@ -124,7 +124,8 @@ def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> 
     for key, value in raw.items():
         try:
             inputs.values[key] = command.flags[key].kind.read(value, key)
-            if command.flags[key].kind.word == "TIME" and isinstance(value, str) and _BARE.fullmatch(value.strip()):
+            bare = command.flags[key].kind.word == "TIME" and isinstance(value, str) and _BARE.fullmatch(value.strip())
+            if bare and inputs.values[key]:
                 inputs.notes.append(f"{key} {value.strip()} s: seconds, as no unit is given")
         except InputError as error:
             inputs.problems.items += _of_several(key, value, command) or error.problems
