@@ -69,9 +69,8 @@ HERE = LaunchFiles()
 def flags_of_file(words: Sequence[str], around: LaunchFiles) -> list[str]:
     """Return the flags of the YAML that `--config` names, over which the line's own win.
 
-    Sources: vllm/utils/argparse_utils.py load_config_file, sglang/srt/server_args_config_parser.py.
-
-    Its model stands there too: a line that names one as well names it behind.
+    Its model stands there too: a line that names one as well names it behind. Sources: vllm/utils/argparse_utils.py
+    load_config_file, sglang/srt/server_args_config_parser.py.
     """
     pairs = [word.partition("=")[::2] if "=" in word else (word, after) for word, after in pairwise([*words, ""])]
     named = next((value for word, value in pairs if word == "--config"), "")
@@ -136,12 +135,14 @@ class LaunchLine:
         self.values[key] = json.dumps(tree)
 
     def _take(self, key: str, value: str | None, rest: list[str]) -> None:
-        switches = self.table["switches"]["keys"]
+        switches, several = self.table["switches"]["keys"], self.table.get("several", {}).get("keys", ())
         if key.startswith("--no-") and key not in switches and "--" + key[5:] in switches:
             key, value = "--" + key[5:], "false"
         switch = key in switches
         if value is None and not switch and rest and not re.match(r"--?[A-Za-z]", rest[0]):
             value = rest.pop(0)
+            while key in several and rest and not rest[0].startswith("-"):
+                value += " " + rest.pop(0)
         if value is None and self._read(key) and not switch:
             self.problems.add(key, None, "has no value", f"write {key} VALUE")
             return
@@ -365,8 +366,7 @@ def read_launch(text: str, source: str, variables: Mapping[str, str], files: Lau
     launches = [words for words in map(_after(engine.STARTS), commands) if words is not None]
     if not launches:
         raise InputError([Problem("from", source, f"names {name} and starts none", "give its launch line")])
-    one: Launched = engine.read_words(launches[0], source, replace(files, documents=documents))
-    one = _staged(one, text, variables)
+    one = _staged(engine.read_words(launches[0], source, replace(files, documents=documents)), text, variables)
     if len(launches) > 1:
         one = replace(one, assumed=(*one.assumed, f"the first of {len(launches)} servers that the script starts"))
     return one

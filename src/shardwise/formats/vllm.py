@@ -36,7 +36,7 @@ from shardwise.serving import InferReport
 _CACHES = {name: name for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")} | {"bf16": "bfloat16", "fp16": "float16"}
 _OF_FLAG = {flag: name for name, flag in reversed(_CACHES.items())} | {"fp8_ds_mla": "fp8"}
 _PROPOSERS = {"draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram"}
-_CAPTURED = "--max-cudagraph-capture-size"
+_CAPTURED, _SIZES = "--max-cudagraph-capture-size", "--cudagraph-capture-sizes"
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that --max-lora-rank takes (vllm/config/lora.py, MaxLoRARanks)."""
@@ -221,7 +221,11 @@ def _captured_tokens(line: LaunchLine) -> int:
     sizes = [one for one in (listed if isinstance(listed, list) else [most]) if type(one) is int and one > 0]
     if tree.keys() <= {"cudagraph_mode", "mode", "level", "cudagraph_capture_sizes", "max_cudagraph_capture_size"}:
         line.follow(("--compilation-config",) if sizes else (), "captured_sequences")
-    return max(sizes, default=0) or line.whole(_CAPTURED)
+    words = re.sub(r"[\[\],]", " ", line.word(_SIZES)).split()  # a list where --config has it
+    if any(not re.fullmatch("[1-9][0-9]{0,8}", word) for word in words):
+        line.problems.add(_SIZES, " ".join(words), "must be whole numbers of tokens", "write for example 1 2 4 8")
+        words = []
+    return max(sizes, default=0) or max(map(int, words), default=0) or line.whole(_CAPTURED)
 
 
 def _tokens_of_blocks(line: LaunchLine, model: str) -> int:
