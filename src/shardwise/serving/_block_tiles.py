@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, ceil, maximum
 from shardwise.ledger.op import Op
+from shardwise.ledger.traced import leaf
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
 
@@ -12,19 +15,22 @@ from shardwise.serving._engine import Engine
 _SIDE = 128
 
 
-def tile_seconds(case: ServingCase) -> float:
-    """Return seconds in which a tile multiplies one block of depth, 0 where kernels are chosen for each shape.
+def tile_seconds(case: ServingCase) -> Any:
+    """Return seconds in which a tile multiplies one block of depth, None where kernels are chosen for each shape.
 
     >>> from shardwise.serving import find_engine
     >>> find_engine("sglang-0.5.7").quantisation.block_tile_seconds
     (('cdna', 2.2e-06),)
     """
-    seconds = dict(case.engine.quantisation.block_tile_seconds).get(family_of(case.cluster.device), 0.0)
+    seconds = dict(case.engine.quantisation.block_tile_seconds).get(family_of(case.cluster.device))
     blocks = (case.compute, case.format.name) == ("fp8", "fp8-block")
-    return 0.0 if case.efficiencies.ideal or not blocks else seconds
+    if case.efficiencies.ideal or not blocks or seconds is None:
+        return None
+    why = dict(case.engine.sources)["quantisation.block_tile_seconds"]
+    return leaf("a tile multiplies a block of depth", seconds, why, "s")
 
 
-def in_tiles(engine: Engine, tile: tuple[float, float], op: Op[X], seconds: X) -> X:
+def in_tiles(engine: Engine, tile: tuple[X, float], op: Op[X], seconds: X) -> X:
     """Return seconds of a GEMM that takes `seconds` in the best kernel, where tiles are cut along no depth.
 
     A `tile` takes so many seconds for each block of depth, one on each of so many cores. Shapes that the engine's

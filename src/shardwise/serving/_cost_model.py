@@ -102,7 +102,7 @@ class EngineCostModel(CostModel[X]):
     """Rates of 16-bit GEMMs whose kernels widen weights, by the format of these, where such kernels were measured."""
     attention: AttentionKernels | None = None
     picked: PickedKernel | None = None
-    block_tile: float = 0.0  # `tile_seconds`
+    block_tile: X | None = None  # `tile_seconds`
     processor: EngineCostModel[X] | None = None
     """The host's processor, where it runs a part of the model."""
 
@@ -202,7 +202,7 @@ def _product(costs: EngineCostModel[X], op: Op[X], tokens: X | None = None) -> X
     """Return seconds of a GEMM, in integers where its weights are narrow; `tokens` are its rows if `op` has tiles."""
     form = next(filter(None, map(costs.format.of, op.weights)), None)
     rates = next((own for name, own in costs.weight_only if form and name == form.name), _rates(costs, op))
-    if costs.block_tile and form and form.name == costs.format.name:
+    if costs.block_tile is not None and form and form.name == costs.format.name:
         return in_tiles(costs.engine, (costs.block_tile, costs.cores), op, _multiplied(costs, op, rates))
     if not costs.integer_share or not form or form.bits >= 16:
         return _multiplied(costs, op, rates)
