@@ -140,6 +140,35 @@ def test_operands_that_are_not_aligned_leave_the_matrix_units() -> None:
 
 
 @pytest.mark.parametrize("which", ["forward", "input", "weight"])
+@pytest.mark.parametrize(("device", "slower"), [("h100-sxm-80gb", 3.53), ("a100-sxm-80gb", 1.0)])
+def test_rows_between_loads_leave_the_kernels_of_hopper(device: str, slower: float, which: str) -> None:
+    """On Hopper a product with such rows runs on Ampere's kernels, as measured; no other family's were measured."""
+    rates = rates_of(find_device(device).device, "bf16", 5e-6, Efficiencies())
+    whole = product(9472, 1152, 588)
+    split = replace(whole, unaligned=1.0)
+    assert kernel_seconds(rates, split, which) == pytest.approx(slower * kernel_seconds(rates, whole, which), rel=0.02)
+    assert kernel_seconds(IDEAL, split, which) == kernel_seconds(IDEAL, whole, which)
+
+
+@pytest.mark.parametrize(
+    ("stack", "vocab", "unaligned"),
+    [
+        ("pytorch", 50257, 1),
+        ("nanotron", 50257, 1),
+        ("pytorch", 50304, 0),
+        ("megatron", 50257, 0),
+        ("maxtext", 50257, 0),
+    ],
+)
+def test_a_vocabulary_that_nothing_pads_leaves_logits_between_loads(stack: str, vocab: int, unaligned: int) -> None:
+    """Rows of 50,257 logits in 16 bits start between loads, unless the trainer or the compiler pads them."""
+    model, y = replace(Model.load("gpt2"), vocab=vocab), whole_layout(1, 64, stack=stack)
+    assert head(y, model)[0].unaligned == unaligned
+    serving = replace(y, work=replace(y.work, phase="prefill"))
+    assert head(serving, model)[0].unaligned == 0
+
+
+@pytest.mark.parametrize("which", ["forward", "input", "weight"])
 def test_products_that_run_apart_each_move_the_input(which: str) -> None:
     """Queries, keys and values one by one take longer than together, and their input gradients are added up."""
     joint = product(16384, 6144, 4096, parts=(4096, 1024, 1024))

@@ -200,6 +200,17 @@ def _off_matrix_units(rates: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
     return maximum(seconds, named(flops / rates.vector_flops, "GEMM without matrix units"))
 
 
+def _unaligned_seconds(rates: GemmRates[X], op: Op[X], seconds: X) -> X:
+    """Return the seconds of a GEMM on the kernels of an older generation where its rows start between 16 bytes.
+
+    Hopper's kernels load by TMA, whose strides are multiples of 16 bytes (CUDA driver API, cuTensorMapEncodeTiled).
+    """
+    slower = rates.corrections.unaligned
+    if slower == 1 or is_plain(op.unaligned, 0):
+        return seconds
+    return seconds * named(1 + (slower - 1) * op.unaligned, "kernels for unaligned rows")
+
+
 def _apart_seconds(rates: GemmRates[X], op: Op[X], moved: X, which: str) -> X:
     """Return the seconds of GEMMs of one input that run one by one, each with its part of the columns."""
     m, k, width = op.rows, op.inner, rates.corrections.width
@@ -281,6 +292,7 @@ def _gemm_pass(rates: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
         if op.apart and not _is_ideal(rates)
         else matmul_seconds(wide or rates, op, moved, "" if which == "forward" else which)
     )
+    seconds = _unaligned_seconds(wide or rates, op, seconds)
     if which != "weight":
         return _off_matrix_units(rates, op, flops, seconds if wide else seconds + _cast(rates, op, which))
     recast_seconds = (

@@ -86,6 +86,8 @@ class GemmCorrections:
     cached_share: float = 1.0
     keeps_outputs: bool = False
     """Whether the output does so too."""
+    unaligned: float = 1.0
+    """Time of a GEMM with rows that start between multiples of 16 bytes over that of one whose rows do not."""
     width: float = 2.0
     """Bytes of an element of the operands."""
 
@@ -103,6 +105,7 @@ class GemmCorrections:
             write_share=row.write_share,
             cached_bytes=last_cache_bytes(device),
             cached_share=row.cached_share,
+            unaligned=row.unaligned,
             keeps_outputs=constants().families[family_of(device)].memory.keeps_outputs,
             width=ELEMENT_BYTES[dtype],
         )

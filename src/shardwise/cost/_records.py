@@ -78,6 +78,8 @@ class Gemm:
     """`burst_left` of tables whose operands are zeros."""
     cached_share: float = 1.0
     """Time of an operand that the last cache holds over that of one from the memory."""
+    unaligned: float = 1.0
+    """Time of a GEMM with rows that start between multiples of 16 bytes over that of one whose rows do not."""
     steady_state_share: float = 1.0
     """What lasting runs keep of `compute` when power limits the clock, as a second laboratory measured it."""
     steady_state_by_device: Mapping[str, float] = by_name()

@@ -126,7 +126,8 @@ class Op(Generic[X]):
     is what kernels behind the weight gradient move: the sum of the gradient of a bias, the addition to a buffer.
     `parts` are the columns of the GEMMs that a joint one stands for, in their order. `host_seconds` is what the
     host needs to launch the kernels of one pass: they never take less. `vector_units` says that a GEMM runs without
-    matrix units: its rows do not start at multiples of 16 bytes, or it is of fp32. `apart` is how often kernels read
+    matrix units: its rows do not start at multiples of 16 bytes, or it is of fp32. `unaligned` is 1 where rows of a
+    16-bit GEMM do not, on devices whose older kernels have matrix units, else 0. `apart` is how often kernels read
     or write the input gradient to add up those of `parts` that run as products of their own, 0 where one product
     stands for them. `takes` and `makes` are the names of the tensors that it reads and writes where `reads` and its
     own name do not say (`ledger.flow`); one that makes none works in place. `without` are the gradients that nothing
@@ -170,6 +171,7 @@ class Op(Generic[X]):
     parts: tuple[X, ...] = ()
     host_seconds: X | float = 0
     vector_units: bool = False
+    unaligned: X | float = 0
     apart: int = 0
     role: OpRole = "other"
 

@@ -12,6 +12,7 @@ from shardwise.ledger.number import X, above, ceil, divide
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Model
 from shardwise.ops.block import projection, shared_adapter
+from shardwise.ops.core_scores import LOADED_BYTES
 from shardwise.ops.elementwise import norm, only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.ops.logit_losses import LOGIT_LOSSES
@@ -178,6 +179,8 @@ def head(y: Layout[X], model: Model, tokens: X | None = None) -> tuple[Op[X], ..
     op = y.column("head", "head", shape, y.residual("head.input", width, "head"))
     if y.work.phase == "train":
         op = replace(op, dtype=op.dtype if op.dtype in ("fp32", "tf32") else WIDE_DTYPES[0])
+        if op.dtype in WIDE_DTYPES and not y.stack.pads_gemms:
+            op = replace(op, unaligned=is_between_loads(y, V))
     if model.tied and model.head_bias:
         op = replace(op, weights=(vector("head.bias", V, model.vocab),))
     if gathered:
@@ -191,6 +194,20 @@ def head(y: Layout[X], model: Model, tokens: X | None = None) -> tuple[Op[X], ..
     if y.work.phase == "train" and y.stack.loss_kernel in WHOLE_LOSSES:
         return tuned(y, (within_loss(y, op, width),))
     return tuned(y, (_capped(y, op) if model.logit_softcap else op,))
+
+
+def is_between_loads(y: Layout[X], V: X) -> X:
+    """Return 1 where rows of the logits of V entries start between the 16 bytes that a load takes, else 0.
+
+    Frameworks that pad no vocabulary still give each rank of tp a whole number of entries (nanotron helpers.py
+    _vocab_size_with_padding).
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> [is_between_loads(whole_layout(1, 64), V) for V in (50257.0, 50304.0)]
+    [1.0, 0.0]
+    """
+    loads = divide(y.a * ceil(V), LOADED_BYTES + 0 * V)
+    return above(ceil(loads) - loads, 0, 1.0, 0.0 * V)
 
 
 def _last_tokens(y: Layout[X], op: Op[X], tokens: X) -> Op[X]:

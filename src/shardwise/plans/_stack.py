@@ -56,13 +56,13 @@ class Stack:
     widest_fused_head: int  # Values of a head beyond which training keeps the matrix of scores (0: none).
     calls_sdpa: bool  # As transformers does: a window is a mask over all pairs, sinks and capped scores run eager.
     loads_sinks_kernel: bool  # Models with sinks have a flash kernel that takes them, whatever calls SDPA.
-    attention_kernel: str
-    """The fused kernel whose rates apply ("": the best of the device)."""
+    attention_kernel: str  # The fused kernel whose rates apply ("": the best of the device).
     activation: Kernel
     loss: LossKernel
     """The cross entropy, of `ops.logit_losses` or `ops.whole_losses`."""
     experts: Literal["grouped-mm", "indexed", "permuted"]
     experts_loop: bool  # Python launches the kernels of one expert, a module of linear layers, after another.
+    pads_gemms: bool  # The compiler pads operands whose rows do not start at multiples of 16 bytes.
     adapts_experts: Literal["peft", "listed", "parameters", "none"]
     """Who looks for experts that are parameters among targets: peft, by its "all-linear" or by the names that the
     framework "listed" of linear layers, the framework itself, or none of them."""
