@@ -71,6 +71,7 @@ def test_every_stack_of_the_table_is_known() -> None:
         ("Megatron-DeepSpeed", "megatron-deepspeed"),
         ("NeMo 24.05", "nemo-2024"),
         ("NeMo 25.04.rc2", "nemo-2025"),
+        ("NeMo 25.04 (llm.pretrain)", "megatron"),
         ("NeMo 25.09", "megatron-bridge"),
         ("LitGPT 8641822 (2023-10)", "litgpt-2024"),
         ("LitGPT", "litgpt"),
