@@ -195,8 +195,8 @@ class Stack:
     """A "persistent" buffer is contiguous and lives through the step; `zero_grad` frees "transient" tensors."""
     gradient_stand_ins: bool
     """An empty tensor stays for each shape of weight gradient where gradients are added up in the buffer."""
-    micro_gradients: bool
-    """The 16-bit gradients of a backward pass are added to wider ones when all are there."""
+    micro_gradients: Literal["", "narrow", "all"]
+    """Which gradients of a backward pass are added up when all are there: 16-bit ones to wider, or those of a graph."""
     widens_gradients: bool
     """16-bit gradients are kept in fp32 too from a step to the next."""
     flattens_gradients: bool

@@ -15,7 +15,7 @@ from shardwise.plans import Stack
 from shardwise.training._parts import InFlight, ModelBlocks, Recipe, StageMemory, categorized
 from shardwise.training._sizes import PlanSizes, micro_batches_a_run
 from shardwise.training._stages import Stages
-from shardwise.training._trained import largest_layer
+from shardwise.training._trained import TrainedShare, largest_layer
 
 
 def shares(sizes: PlanSizes[X], groups: int) -> tuple[X, X]:
@@ -126,7 +126,7 @@ def flat_gradients(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X
     """
     zero = 0 * params[0]
     if (
-        not recipe.stack.micro_gradients
+        recipe.stack.micro_gradients != "narrow"
         or recipe.precision.gradient_bytes >= recipe.precision.master_bytes
         or not recipe.shards_optimizer
     ):
@@ -164,7 +164,19 @@ def bucket_bytes(recipe: Recipe, classes: Sequence[tuple[Recipe, tuple[X, X, X, 
 
 def adds_narrow(recipe: Recipe) -> bool:
     """Return whether 16-bit gradients of a whole backward pass are added to fp32 ones behind it."""
-    return recipe.stack.micro_gradients and recipe.precision.compute == "bf16" and recipe.precision.gradient_bytes == 4
+    narrow = recipe.stack.micro_gradients == "narrow"
+    return narrow and recipe.precision.compute == "bf16" and recipe.precision.gradient_bytes == 4
+
+
+def graph_gradients(sizes: PlanSizes[X], trained: Sequence[TrainedShare[X]]) -> X:
+    """Return the bytes of the gradients of a micro-batch beside those of the ones before, all made by one graph.
+
+    Hooks of replicas break the graph, those of FSDP at each unit, and of DistributedDataParallel at each bucket
+    (torch/_dynamo/backends/distributed.py DDPOptimizer). Nothing is known of one in a stage of a pipeline.
+    """
+    made = total(one.recipe.precision.gradient_bytes * total(one.params) for one in trained)
+    alone = above(sizes.dp * sizes.pp, 1, 0 * made, made)
+    return named(above(sizes.num_micro, 1, alone, 0 * made), "gradients of one graph")
 
 
 _SUB_GROUP = 1e9

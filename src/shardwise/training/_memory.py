@@ -19,6 +19,7 @@ from shardwise.training._framework_bytes import (
     flat_gradients,
     flat_segments,
     flat_update,
+    graph_gradients,
     late_block,
     recomputed_streams,
     shares,
@@ -389,6 +390,8 @@ def moments_of(
         # Without gradients a layer frees what it made before the next, and the last before the logits.
         alone = maximum(moment.again + moment.last_layer + moment.transient, moment.logits)
         moments["scoring"] = base + whole.forward, alone
+    if recipe.stack.micro_gradients == "all" and not recipe.offloads("gradients"):
+        moments["micro-batch complete"] = done, complete + graph_gradients(sizes, shares_of(recipe, parts, stage))
     if adds_narrow(recipe):
         # All 16-bit gradients of one backward pass, while other micro-batches wait for theirs.
         made = named(recipe.precision.activation_bytes * total(owned(parts, stage)), "16-bit gradients")
