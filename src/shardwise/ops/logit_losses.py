@@ -37,6 +37,8 @@ LOGIT_LOSSES: Mapping[str, LogitLoss] = MappingProxyType({
     # which the softmax is added (torchtitan/components/loss.py _LossParallelCrossEntropy.backward,
     # torch/distributed/tensor/parallel/loss.py).
     "eager": LogitLoss(traffic=(18, 22), backward=8, gradient=False, shared=4),
+    # The same where the loop holds the fp32 logits through backward: torchtitan until commit of pull 391 (2024-06).
+    "eager-kept": LogitLoss(traffic=(18, 22), backward=12, gradient=False, shared=4),
     # transformers before 4.46 under its Trainer: of a shifted copy of the fp32 logits, held until backward.
     "eager-copied": LogitLoss(traffic=(30, 34), backward=8, gradient=False),
     # The same where the loop holds the answer through backward.
@@ -49,6 +51,8 @@ LOGIT_LOSSES: Mapping[str, LogitLoss] = MappingProxyType({
     "eager-autocast": LogitLoss(traffic=(16, 16), kept=6, backward=6, gradient=False),
     # The 16-bit logits as they are.
     "eager-narrow": LogitLoss(traffic=(6, 8), kept=0, backward=4, gradient=False),
+    # The same where the loop holds them through backward.
+    "eager-narrow-kept": LogitLoss(traffic=(6, 8), kept=0, backward=6, gradient=False),
     # modeling_qwen.py of 2023: a copy of them without the last token, which is gone before backward.
     "eager-narrow-shifted": LogitLoss(traffic=(10, 14), kept=0, backward=4, gradient=False),
     # Megatron's core/tensor_parallel/cross_entropy.py until 2022-09 and since commit 9634c0e (2024-06-13): the fp32

@@ -14,7 +14,9 @@ LossKernel: TypeAlias = Literal[
     "eager",
     "eager-copied",
     "eager-held",
+    "eager-kept",
     "eager-narrow",
+    "eager-narrow-kept",
     "eager-narrow-shifted",
     "eager-shifted",
     "chunked",
@@ -58,7 +60,7 @@ PIECED_LOSSES: tuple[LossKernel, ...] = ("chunked-linear", "chunked-linear-compi
 """Those that run head and loss piece by piece, forward and backward, whether ranks share the vocabulary or not."""
 WHOLE_LOSSES = (*UNSPLIT_LOSSES, *PIECED_LOSSES)
 """Those that take the head with them."""
-WIDENED_LOSSES: tuple[LossKernel, ...] = ("eager", "eager-copied", "eager-shifted")
+WIDENED_LOSSES: tuple[LossKernel, ...] = ("eager", "eager-copied", "eager-kept", "eager-shifted")
 """Those whose every step from the fp32 copy of 16-bit logits on is a kernel of its own."""
 
 
