@@ -339,3 +339,16 @@ def test_gradients_of_a_tied_table_wait_for_each_other_under_fsdp(stack: str) ->
     width, unit = 2 if stack == "litgpt" else 4, table + model.hidden
     found = memory.moments["ends reduced"] - lasting - memory.gradients + width * unit / 8
     assert found == pytest.approx(2 * (4 * table + 2 * model.hidden + 512 * model.hidden), rel=1e-6)
+
+
+def test_a_stage_keeps_whole_gradients_in_the_type_of_their_reduction() -> None:
+    """FSDP2 widens what micro-batches add up (to_accumulated_grad_if_needed), between those of a pipeline too."""
+    plan = Plan(sharding="fsdp", recompute="full", micro_batch=1, dp=4, pp=2)
+    job = Training(seq_len=4096, global_batch=32, precision="bf16-pure")
+    narrow, wide = (
+        train(LLAMA, Cluster.parse("8xh100-sxm-80gb"), plan, job, TrainingOptions(stack=one)).evaluation
+        for one in (replace(find_stack("fsdp2"), scatter_bytes=width) for width in (0.0, 4.0))
+    )
+    added = float(wide.memory[0].moments["backward"] - narrow.memory[0].moments["backward"])
+    gradients = float(narrow.memory[0].gradients) * plan.dp  # of the stage, whole, in 16 bits
+    assert added == pytest.approx(gradients, rel=0.01)

@@ -222,7 +222,7 @@ def _layers(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: S
     unit, layers = layer_units(recipe, whole_parts, stage)
     ends, every = total(end_units(recipe, whole_parts, stage)), total(owned(whole_parts, stage))
     one = total(own.precision.gradient_bytes * layer_units(own, some, stage)[0] for own, some in classes)
-    all_made = total(own.precision.gradient_bytes * total(owned(some, stage)) for own, some in classes)
+    all_made = total(own.whole_gradient_bytes * total(owned(some, stage)) for own, some in classes)
     kept = width * total(total(owned(some, stage)) for _, some in classes)
     if parts.tuned and recipe.stack.whole_gradients == "units":
         # PyTorch documentation, FullyShardedDataParallel, use_orig_params: gradients of a flat parameter that holds
