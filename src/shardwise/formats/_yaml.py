@@ -46,7 +46,7 @@ def parse(text: str, source: str = "file") -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise InputError([Problem("file", source, "holds no keys", "write for example distributed_type: FSDP")])
     if aliases:
-        tree = _copied(tree)
+        tree = {key: _copied(value) for key, value in tree.items()}
     check_tree(tree, source, "file")
     return tree
 
@@ -91,7 +91,7 @@ class _Repeated:
         inside = False
         if isinstance(event, yaml.AliasEvent):
             inside = any(name == event.anchor for name, _, _ in self.open)
-            nodes, levels = self.known.get(event.anchor, (1, 0))
+            nodes, levels = self.known.get(str(event.anchor), (1, 0))
             self.repeated += nodes
             self._add(nodes, levels)
         elif isinstance(event, yaml.CollectionStartEvent):
