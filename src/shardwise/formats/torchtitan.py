@@ -238,7 +238,7 @@ def _recompute(keys: Keys, layers: int) -> tuple[Recompute, int]:
 
 
 def _precision(keys: Keys) -> str:
-    if any("float8" in str(one) for one in keys.raw("model.converters") or ()):
+    if "float8" in str(keys.raw("model.converters")):
         return "fp8-amp"
     kinds = (keys.word("training.dtype") or "float32", keys.word("training.mixed_precision_param") or "bfloat16")
     precision = next((name for name, pair in _TYPES.items() if pair == kinds), "")
@@ -260,7 +260,9 @@ def _optimizer(keys: Keys) -> str:
 
 def _stack(keys: Keys) -> Stack:
     compiled, listed = bool(keys.flag("compile.enable")), keys.raw("compile.components") or ["model", "loss"]
-    parts = [listed] if isinstance(listed, str) else listed
+    if not isinstance(listed, (str, list)):
+        keys.fail("compile.components", "must be a list of parts", 'write ["model", "loss"]')
+    parts = listed if isinstance(listed, list) else [str(listed)]
     # distributed/tensor_parallel.py maybe_enable_async_tp, which is asked with tensor parallelism alone
     overlaps = bool(keys.flag(_P + "enable_async_tensor_parallel"))
     overlaps = overlaps and (keys.whole(_P + "tensor_parallel_degree") or 1) > 1
