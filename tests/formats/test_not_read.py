@@ -18,8 +18,8 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
      "gradient_accumulation_steps: 4\nwith_tracking: true\n", "Open Instruct"),
     # THUDM/slime scripts/run-deepseek-r1.sh
     ("slime.sh", "python3 train.py --actor-num-gpus-per-node 8 --num-layers 2 --hidden-size 64\n", "slime"),
-    # AMD-AGI/Primus examples/megatron/configs/MI300X/qwen3_14B-BF16-pretrain.yaml
-    ("primus.yaml", "work_group: a\nmodules:\n  pre_trainer:\n    framework: megatron\n    model: b.yaml\n", "Primus"),
+    # AMD-AGI/Primus docs/quickstart.md
+    ("primus.sh", "./primus-cli direct -- train pretrain --config exp.yaml\n", "Primus"),
     # alibaba/ROLL examples/qwen3-30BA3B-rlvr_megatron/rlvr_config_sglang.yaml
     ("roll.yaml", "exp_name: a\nrollout_batch_size: 64\nactor_train:\n  model_args: {dtype: bf16}\n", "ROLL"),
     # volcengine/verl examples/skypilot/verl-ppo.yaml

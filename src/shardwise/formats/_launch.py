@@ -56,7 +56,7 @@ _UNREAD = (
     (r"\bopen_instruct[./](?!finetune\b)\w+", "Open Instruct"),
     (r"(?m)^(with_tracking|checkpointing_steps|dataset_mixer(_list)?):", "Open Instruct"),
     (r"--actor-num-gpus-per-node\b|--rollout-num-gpus\b", "slime"),
-    (r"(?m)^modules:\s*\n(\s*#.*\n|\s*\n)*\s+(pre_|post_|sft_)?trainer:|\bprimus(-cli|/cli/main\.py)\b", "Primus"),
+    (r"\bprimus(-cli|/cli/main\.py)\b", "Primus"),
     (r"(?m)^actor_train:\s*$|\bstart_\w+_pipeline\.py\b", "ROLL"),
     (r"(?ms)^resources:\s*$.*^run:\s*\|", "SkyPilot"),
 )  # fmt: skip

@@ -101,8 +101,7 @@ def imported(given: GivenArguments, launch: Launch) -> Imported:
     """Return the case of what was given; raises `InputError` with everything that is wrong."""
     reader = Reader(given)
     _checkpoint.take(reader, launch)
-    _refuse(reader)
-    _check_overlaps(reader)
+    check(reader)
     stem = os.path.splitext(os.path.basename(launch.source))[0]
     model = _model.build(reader, stem or "megatron")
     plan = _plan.build(reader, launch.num_devices)
@@ -134,6 +133,12 @@ def imported(given: GivenArguments, launch: Launch) -> Imported:
         silent=tuple(a.option for a, _ in kept if a.meaning == "none"),
         unknown=tuple(given.unknown),
     )
+
+
+def check(reader: Reader) -> None:
+    """Record arguments of another kind of training, and what does not run beside others."""
+    _refuse(reader)
+    _check_overlaps(reader)
 
 
 def _refuse(reader: Reader) -> None:
