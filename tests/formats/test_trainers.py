@@ -39,6 +39,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Settings, Training, find_stack, tuning_of
 from shardwise.plans.laws import batch_problems, plan_problems, stack_problems
+from shardwise.search import rollout_of
 from shardwise.training import TrainingOptions, train
 
 ROOT = Path(__file__).parents[2]
@@ -1114,6 +1115,22 @@ def test_a_length_of_prompts_times_the_rollouts_of_a_file() -> None:
     case = verl.read(words, "run.sh")
     assert (case.stack.settings.rollout_prompt_tokens, case.stack.settings.rollout_tp) == (512, 2)
     assert case.train("h100-sxm-80gb").generation.seconds > 0
+
+
+def test_a_rollout_of_verl_is_of_a_train_batch() -> None:
+    """Four mini-batches of 256 of 1,024 prompts train on one rollout: each step has a fourth of its seconds."""
+    words = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-0.6B data.max_prompt_length=512 "
+    words += "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 actor_rollout_ref.rollout.n=5 "
+    words += "actor_rollout_ref.actor.ppo_mini_batch_size=256 algorithm.adv_estimator=grpo data.train_batch_size="
+    several, one = (verl.read(f"{words}{prompts}", "run.sh") for prompts in (1024, 256))
+    assert (several.job.global_batch, several.stack.settings.rollout_samples) == (1280, 5120)
+    assert (one.job.global_batch, one.stack.settings.rollout_samples) == (1280, 0)
+    long, short = (case.train("h100-sxm-80gb") for case in (several, one))
+    assert long.step_seconds == short.step_seconds
+    rollout = rollout_of(long)
+    assert rollout and (rollout.steps, rollout.batch * rollout.waves) == (4, 5120 // rollout.replicas)
+    assert long.generation.seconds * 4 == pytest.approx(rollout.seconds + rollout.handover_seconds)
+    assert long.generation.seconds != short.generation.seconds
 
 
 @pytest.mark.parametrize(("more", "etp"), [("", 8), ("expert_parallel_degree = 8", 1)])

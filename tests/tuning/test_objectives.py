@@ -215,6 +215,7 @@ def test_one_phase_is_answered_alone() -> None:
         (("--rollout-prompt-tokens", "1024"), "at least 1 and below the 1024 of a sequence; use 512"),
         ((*PROMPT, "--rollout-tp", "3"), "must divide the engine's 4 devices"),
         ((*PROMPT, "--rollout-devices", "8"), "are an engine's own; add --rollout apart"),
+        ((*PROMPT, "--rollout-samples", "32"), "must be at least the 64 of a step, which train on one rollout; use 64"),
         (("--rollout-memory", "3GiB"), "awake beside the trainer; add --rollout awake, or leave it out"),
     ],
 )

@@ -62,6 +62,7 @@ def rollout_lines(page: Page, report: TrainReport, rollout: Rollout) -> None:
         )
         return
     how = f"{rollout.waves} x {rollout.batch} samples on each of {rollout.replicas} replicas of {rollout.engine}"
+    how += f", for {rollout.steps:g} steps" if rollout.steps != 1 else ""
     page.label("ROLLOUT", f"{show_seconds(rollout.seconds)}: {how}", "bold", "bold")
     page.note(
         f"new weights {show_seconds(rollout.handover_seconds)}; the engine takes {show_bytes(rollout.engine_bytes)}"

@@ -111,9 +111,20 @@ def _case(values: Mapping[str, Any], source: str, around: ImportContext) -> Impo
     )
     _trainer.say_unpacked(keys, seq_len)
     return keys.case(
-        source, model=model, plan=plan, job=job, stack=_settings(keys, stack, devices),
+        source, model=model, plan=plan, job=job,
+        stack=_generating(_settings(keys, stack, devices), prompts * answers, batch),
         num_devices=devices, devices_per_node=0 if around.num_devices else each,
     )  # fmt: skip
+
+
+def _generating(stack: Stack, samples: int, batch: int) -> Stack:
+    """Return a stack whose rollouts, where they are timed, are of a train batch: several mini-batches train on one.
+
+    verl/trainer/ppo/ray_trainer.py fit: generate_sequences is asked of data.train_batch_size prompts, n times each.
+    """
+    if not stack.settings.times_rollouts or samples <= batch:
+        return stack
+    return replace(stack, settings=replace(stack.settings, rollout_samples=samples))
 
 
 def _model(keys: Keys, path: str) -> Model | None:

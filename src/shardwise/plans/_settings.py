@@ -111,6 +111,8 @@ class Settings:
     rollout_tp: int = 1
     rollout_devices: int = 0
     """Devices of an engine apart; 0: as many as the trainer's."""
+    rollout_samples: int = 0
+    """Samples that it generates at once, for as many steps as train on them; 0: those of one step."""
     blas_workspace_bytes: float = 0.0
     """Scratch of a cuBLAS handle (CUBLAS_WORKSPACE_CONFIG)."""
     separate_weight_gradients: bool = False
@@ -140,7 +142,7 @@ class Settings:
     @property
     def times_rollouts(self) -> bool:
         """Whether anything is said of the engine that rollouts are timed on."""
-        return bool(self.rollout_prompt_tokens or self.rollout_devices or self.rollout_tp != 1)
+        return bool(self.rollout_prompt_tokens or self.rollout_devices or self.rollout_samples or self.rollout_tp != 1)
 
     @property
     def quantises(self) -> bool:

@@ -253,6 +253,7 @@ SETTINGS: tuple[Field, ...] = (
     _job("rollout_prompt_tokens", "whole", "tokens of a prompt; with it rollouts of grpo and ppo are timed (vLLM)"),
     _job("rollout_tp", "whole", "tensor-parallel degree of the rollout engine"),
     _job("rollout_devices", "whole", "devices of a separate rollout engine; left out, the trainer's count"),
+    _job("rollout_samples", "whole", "samples of a rollout that several steps train on; left out, those of a step"),
 )
 
 SPECULATION = ("draft_model", "eagle", "mtp", "ngram")

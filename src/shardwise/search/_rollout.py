@@ -17,7 +17,8 @@ from shardwise.training import EQUAL_ROLLOUTS, ROLLOUTS_LEFT_OUT, Generation, Tr
 class Rollout:
     """The rollouts of a step: `waves` of batches on each replica of an engine, and new weights handed to it before.
 
-    `resting_bytes` of the trainer lie on the engine's devices meanwhile. Seconds are 0 where the engine does not fit.
+    `resting_bytes` of the trainer lie on the engine's devices meanwhile. Seconds are 0 where the engine does not fit;
+    `steps` train on what is generated.
     """
 
     engine: str
@@ -30,13 +31,14 @@ class Rollout:
     engine_bytes: float
     resting_bytes: float
     fits: bool
+    steps: float = 1.0
 
 
 def rollout_of(report: TrainReport) -> Rollout | None:
     """Return the rollouts of a step, None where no tokens of a prompt are stated; raises `InputError`.
 
-    The samples of a step are generated at once, in as many waves as the cache makes of them, every answer as long as
-    what a sequence leaves behind its prompt.
+    The samples of a step, or of the steps that one rollout is for, are generated at once, in as many waves as the cache
+    makes of them, every answer as long as what a sequence leaves behind its prompt.
     """
     if not report.case.stack.settings.times_rollouts:
         return None
@@ -62,7 +64,8 @@ def _generated(case: TrainingCase, num_devices: int, resting_bytes: float) -> Ro
     _check(case, devices)
     resting = 0.0 if settings.rollout == "apart" else resting_bytes
     replicas = devices // settings.rollout_tp
-    batch = ceil(case.job.global_batch / replicas)
+    samples = settings.rollout_samples or case.job.global_batch
+    batch = ceil(samples / replicas)
     rollout = _asked(case, devices, batch, resting)
     room = rollout.max_concurrency
     waves, each = even_waves(batch, room) if room else (0, batch)
@@ -79,6 +82,7 @@ def _generated(case: TrainingCase, num_devices: int, resting_bytes: float) -> Ro
         engine_bytes=float(one.memory.needed),
         resting_bytes=resting,
         fits=fits,
+        steps=samples / case.job.global_batch,
     )
 
 
@@ -94,6 +98,9 @@ def _check(case: TrainingCase, devices: int) -> None:
         problems.add("rollout_tp", settings.rollout_tp, rule, f"use up to {case.cluster.num_devices}")
     if settings.rollout_devices and settings.rollout != "apart":
         problems.add("rollout_devices", settings.rollout_devices, "are an engine's own", "add --rollout apart")
+    if settings.rollout_samples and not settings.rollout_samples >= job.global_batch:
+        rule = f"must be at least the {job.global_batch} of a step, which train on one rollout"
+        problems.add("rollout_samples", settings.rollout_samples, rule, f"use {job.global_batch}, or leave it out")
     problems.raise_if_any()
 
 
@@ -142,7 +149,8 @@ def with_rollouts(report: TrainReport, rollout: Rollout) -> TrainReport:
 
 def _generation(case: TrainingCase, rollout: Rollout) -> Generation:
     own = rollout.devices if case.stack.settings.rollout == "apart" else 0
-    return Generation(seconds=rollout.seconds + rollout.handover_seconds, devices=own, fits=rollout.fits)
+    seconds = (rollout.seconds + rollout.handover_seconds) / rollout.steps
+    return Generation(seconds=seconds, devices=own, fits=rollout.fits)
 
 
 def timed_rollouts(report: TrainReport) -> TrainReport:
