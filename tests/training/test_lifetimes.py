@@ -38,6 +38,19 @@ def test_the_highest_point_of_a_step_is_the_reported_peak(plan: sw.Plan, batch: 
         first += int(run.count)
 
 
+@pytest.mark.parametrize(("stack", "batch"), [("fsdp2-2024", 8), ("accelerate", 16), ("litgpt", 32)])
+def test_the_reduction_of_a_large_table_is_the_highest_point(stack: str, batch: int) -> None:
+    """Short sequences of a model with a large vocabulary under FSDP are fullest when its gradients are joined."""
+    plan, job = sw.Plan(dp=8, sharding="fsdp", recompute="full"), sw.Training(seq_len=512, global_batch=batch)
+    report = sw.train(
+        sw.load_model("gemma-3-4b"), sw.Cluster.parse("8xh100"), plan, job, sw.TrainingOptions(stack=stack)
+    )
+    assert report.peak_moment == "ends reduced"
+    _, held = levels(lifetimes(report, report.timeline(), 0))
+    most = max(sum(parts) for parts in zip(*held.values(), strict=True))
+    assert most == pytest.approx(report.evaluation.memory[0].peak, rel=1e-9)
+
+
 def test_a_trace_counts_what_every_stage_holds() -> None:
     """Counters of a trace say bytes by category, the same sums as the drawing."""
     job = sw.Training(seq_len=1024, global_batch=8)

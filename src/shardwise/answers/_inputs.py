@@ -124,9 +124,9 @@ def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> 
     for key, value in raw.items():
         try:
             inputs.values[key] = command.flags[key].kind.read(value, key)
-            bare = command.flags[key].kind.word == "TIME" and isinstance(value, str) and _BARE.fullmatch(value.strip())
-            if bare and inputs.values[key]:
-                inputs.notes.append(f"{key} {value.strip()} s: seconds, as no unit is given")
+            text = value.strip() if isinstance(value, str) and command.flags[key].kind.word == "TIME" else ""
+            if _BARE.fullmatch(text) and inputs.values[key]:
+                inputs.notes.append(f"{key} {text} s: seconds, as no unit is given")
         except InputError as error:
             inputs.problems.items += _of_several(key, value, command) or error.problems
             inputs.bad.add(key)

@@ -154,7 +154,12 @@ def _reach(page: Page, report: TrainReport, risk: float) -> None:
 
 
 def _moment(report: TrainReport) -> str:
-    words = {"forward": "end of forward", "loss": "logits and loss", "backward": "start of backward"}
+    words = {
+        "forward": "end of forward",
+        "loss": "logits and loss",
+        "backward": "start of backward",
+        "ends reduced": "reduction of the embedding's gradients",
+    }
     return f"{words.get(report.peak_moment, report.peak_moment)}, {_stages(report)}"
 
 

@@ -23,6 +23,7 @@ _MOMENTS: dict[str, MemoryMoment] = {
     "backward_weight": "backward",
     "optimizer": "optimizer step",
 }
+_AT_LAST: tuple[MemoryMoment, ...] = ("gradients complete", "ends reduced")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +123,8 @@ def _working(spans: Sequence[Span], memory: StageMemory[float], lasting: float, 
         made = moments.get(_MOMENTS[span.kind], 0.0) - in_flight_bytes
         if span.kind != "optimizer" and span.start == last:
             # Behind the last layer all gradients are there, and its activations are still held.
-            made = max(made, moments.get("gradients complete", 0.0) - lasting - memory.gradients - each)
+            behind = max(moments.get(name, 0.0) for name in _AT_LAST)
+            made = max(made, behind - lasting - memory.gradients - each)
         yield MemoryBlock(category="working", name=span.kind, bytes=max(made, 0.0), start=span.start, end=span.end)
 
 
