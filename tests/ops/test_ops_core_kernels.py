@@ -187,6 +187,22 @@ def test_what_transformers_makes_of_a_models_attention_is_said(model: str, stack
 
 
 @pytest.mark.parametrize(
+    ("model", "device", "word"),
+    [
+        ("gpt-oss-20b", "h100-sxm-80gb", "flash_attention_3"),
+        ("gpt-oss-20b", "a100-sxm-80gb", "flex_attention"),
+        ("gemma-2-9b", "a100-sxm-80gb", "flash_attention_2"),
+    ],
+)
+def test_the_attention_that_is_advised_runs_on_the_device(model: str, device: str, word: str) -> None:
+    """Sinks are in the flash kernel of Hopper alone; capped scores in FlashAttention-2 of all."""
+    asked = [device if word == "h100-sxm-80gb" else word for word in ASKED]
+    done = run(*asked, "--model", model, "--stack", "trl", "--json")
+    notes = [note for note in json.loads(done.out)["assumptions"] if "SDPA has" in note]
+    assert [f"--attn-implementation {word} keeps no scores" in note for note in notes] == [True]
+
+
+@pytest.mark.parametrize(
     ("stack", "word", "said"),
     [
         ("transformers", "", "Hugging Face transformers, SDPA attention"),

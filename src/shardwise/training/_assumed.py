@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.cost import WIDE_DTYPES
+from shardwise.cost import WIDE_DTYPES, family_of
 from shardwise.models import Block, Model, attention_limits
 from shardwise.ops import count_parameters
 from shardwise.ops.core_kernels import leaves_heads
@@ -191,12 +191,17 @@ def _expert_notes(case: TrainingCase) -> list[str]:
 
 
 def _sdpa_notes(case: TrainingCase) -> list[str]:
-    """Return what is said where transformers calls SDPA, of windows and of what SDPA lacks."""
+    """Return what is said where transformers calls SDPA, of windows and of what SDPA lacks.
+
+    The flash kernel that takes sinks, which transformers loads for any of its words, is of Hopper alone
+    (GptOssPreTrainedModel._compatible_flash_implementations, kernels-community/vllm-flash-attn3).
+    """
     if not case.stack.calls_sdpa or case.stack.attention != "flash":
         return []
     kinds = attention_limits(case.model, case.stack.loads_sinks_kernel)
     lacking = tuple(dict.fromkeys(word for _, more in kinds for word in more))
-    other = f"--attn-implementation flash_attention_{3 if 'sinks' in lacking else 2}"
+    sinks = "flash_attention_3" if family_of(case.cluster.device) == "hopper" else "flex_attention"
+    other = f"--attn-implementation {sinks if 'sinks' in lacking else 'flash_attention_2'}"
     if lacking:
         words = " and ".join(lacking)
         return [f"attention eager, over the whole matrix of scores: SDPA has no {words}; {other} keeps no scores"]
