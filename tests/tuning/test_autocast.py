@@ -116,8 +116,13 @@ def test_autocast_pays_for_its_copies() -> None:
     weights = sum(w.elements for op in ops if op.kind == "matmul" for w in op.weights)
     stream = 64 * model.hidden
     assert sum(op.forward_bytes for op in made) == 6 * (weights + 5 * stream)
-    # Gradients of q, k and v, and of gate and up, are added up in fp32.
-    assert sum(op.backward_bytes for op in made) == 6 * (weights + 5 * stream) + 12 * (2 + 1) * stream
+    # Gradients of q, k and v, and of gate and up, are added up in fp32: 12 bytes, of which the GEMMs have half.
+    in_gemms = 2 * sum(op.apart for op in ops)
+    assert sum(op.backward_bytes for op in made) == 6 * (weights + 5 * stream) + (12 * (2 + 1) - in_gemms) * stream
+    assert in_gemms == 6 * (2 + 1)
+    fused = replace(y, choices=replace(y.choices, stack=replace(y.stack, projections_apart="none")))
+    joint = block_ops(fused, model.layers[0], model.hidden)
+    assert sum(op.forward_bytes for op in with_casts(fused, joint) if ".casts" in op.name) == 6 * (weights + 2 * stream)
     assert with_casts(wide, ops) == ops
     compiled = replace(y, choices=replace(y.choices, stack=find_stack("pytorch-compiled")))
     assert sum(op.forward_bytes for op in with_casts(compiled, ops) if op.name.endswith(".casts")) == 6 * weights
