@@ -33,7 +33,7 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._block_tiles import in_tiles, tile_seconds
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
-from shardwise.serving._experts import fused_seconds
+from shardwise.serving._experts import fused_seconds, torch_choices, with_choice
 from shardwise.serving._formats import WeightFormat
 from shardwise.serving._integers import expanded, fp4_gains, integer_share, loaded_seconds, tiled_rows, weights_read
 from shardwise.serving._kernels import (
@@ -79,6 +79,7 @@ class EngineCostModel(CostModel[X]):
     narrow_peak: X
     experts_peak: X
     fused_experts: bool
+    torch_choices: tuple[bool, bool]
     choices: float
     cores: float
     activation_width: float
@@ -314,7 +315,7 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
     if op.role in ("attention", "indexer"):
         chip = (costs.peak, costs.cores, costs.rates.memory_start)
         seconds = with_picked(costs.picked, costs.engine, chip, costs.decoding, op, seconds)
-    return named(seconds, op.name)
+    return named(with_choice(costs.torch_choices, costs.group_shapes, op, seconds), op.name)
 
 
 def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostModel[X]:
@@ -340,6 +341,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
             "matrix FLOP/s of experts", device.peak_flops(kernels.experts_type or case.dtype), "datasheet", "FLOP/s"
         ),
         fused_experts=not wanted.ideal and case.engine.operators.experts == "fused",
+        torch_choices=torch_choices(case.engine.operators, fitted.family, products, case.model),
         choices=float(max((moe.top_k for moe in _mixtures(case)), default=0)),
         cores=float(device.cores),
         activation_width=case.activation_bytes,

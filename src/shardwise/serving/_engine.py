@@ -53,6 +53,11 @@ class EngineOperators:
     """The kernels of experts that it is told to run ("": those that it chooses)."""
     experts_release: str = ""
     """The releases that choose kernels of experts as it does ("": today's)."""
+    torch_choices: tuple[str, str] = ("", "")
+    """Mixtures whose experts kernels of PyTorch choose one after another (patterns of family of devices, type of
+    products, family of models and number of experts): experts that no ranks share out, and that ranks do."""
+    all_reduce_as: tuple[tuple[str, str], ...] = ()
+    """The engine whose all-reduce it runs (a pattern of family of devices and of models, the first that matches)."""
     experts: Literal["fused", "products"] = "fused"
     """With "products" experts run in the kernels of its other GEMMs, what is beside them in kernels of its own."""
     gemv_bound_by_cores: bool = False

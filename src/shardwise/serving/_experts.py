@@ -16,10 +16,11 @@ from shardwise.cost import (
     routed_tiles,
 )
 from shardwise.hardware import Device
-from shardwise.ledger.number import X, maximum, minimum
+from shardwise.ledger.number import X, above, maximum, minimum
 from shardwise.ledger.op import Op
+from shardwise.models import Model
 from shardwise.records import replace
-from shardwise.serving._engine import Engine, engine_tables
+from shardwise.serving._engine import Engine, EngineOperators, engine_tables
 
 _Experts: TypeAlias = Mapping[str, Mapping[str, ExpertsFit]]
 _NARROW = {
@@ -120,6 +121,34 @@ def on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:
     slower = constants().families[family]
     rate, best = slower.matrix_rate_by_device.get(device.chip, 1.0), slower.matrix_best_share
     return replace(row, compute=1 / (1 / best + (1 / row.compute - 1 / best) * rate)) if rate < 1 else row
+
+
+def torch_choices(chooses: EngineOperators, family: str, products: str, model: Model) -> tuple[bool, bool]:
+    """Return whether kernels of PyTorch choose the experts of a model where no ranks share them out, and where some do.
+
+    >>> from shardwise.models import load_model
+    >>> from shardwise.serving import find_engine
+    >>> old = find_engine("sglang-0.5.15").operators
+    >>> [torch_choices(old, "hopper", "bf16", load_model(name)) for name in ("glm-4.6", "qwen3-30b-a3b")]
+    [(True, False), (False, False)]
+    """
+    mixtures = (one.experts for block in model.kinds for one in (block, *block.also) if one.experts is not None)
+    words = f"{family} {products} {model.family} {max((moe.experts for moe in mixtures), default=0)}"
+    alone, spread = (re.fullmatch(one, words) is not None for one in chooses.torch_choices)
+    return alone, spread
+
+
+def with_choice(chosen: tuple[bool, bool], groups: Mapping[str, tuple[X, ...]], op: Op[X], seconds: X) -> X:
+    """Return seconds of an operator, beside the choice of experts where kernels of PyTorch make it behind a router.
+
+    Ranks that split attention have all tokens, each of which the ledger routes once.
+    """
+    if op.role != "router" or not any(chosen):
+        return seconds
+    costs, ranks = engine_tables()["torch_choices"], groups["ep"][-1]
+    longer = seconds + costs["kernel_seconds"] + costs["token_seconds"] * (op.rows * groups["tp"][-1])
+    alone, spread = (longer if one else seconds for one in chosen)
+    return above(ranks, 1, spread, alone)
 
 
 def fused_seconds(row: ExpertsFit, chip: Datasheet[X], op: Op[X], ranks: tuple[X, X], choices: float) -> X:

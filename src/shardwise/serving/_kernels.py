@@ -158,7 +158,8 @@ def kernels_of(
         imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link
     )
     # Engines' own kernels were measured without peer access where ranks slow each other with their square.
-    reduce = reduce_of(device, engine.kernels) if own else None
+    others = (name for pattern, name in engine.operators.all_reduce_as if re.fullmatch(pattern, f"{family} {model}"))
+    reduce = reduce_of(device, next(others, engine.kernels)) if own else None
     return EngineKernels(
         decode=None if imposed.ideal or imposed.compute or imposed.memory else _started(decode, engine, family),
         last_cache=last_cache_bytes(device),
