@@ -146,7 +146,7 @@ def with_choice(chosen: tuple[bool, bool], groups: Mapping[str, tuple[X, ...]], 
     if op.role != "router" or not any(chosen):
         return seconds
     costs, ranks = engine_tables()["torch_choices"], groups["ep"][-1]
-    longer = seconds + costs["kernel_seconds"] + costs["token_seconds"] * (op.rows * groups["tp"][-1])
+    longer: X = seconds + costs["kernel_seconds"] + costs["token_seconds"] * (op.rows * groups["tp"][-1])
     alone, spread = (longer if one else seconds for one in chosen)
     return above(ranks, 1, spread, alone)
 
