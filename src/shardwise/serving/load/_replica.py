@@ -134,8 +134,7 @@ class Replica:
         self.horizon = until
         if self.rotation is not None:
             while (at := self.rotation.next_seconds) < self.horizon:
-                self.rotation.run(at)
-                self.now = at
+                self.now = self.rotation.advance(at, self.horizon)
             return
         if self.stages > 1:
             self._pipeline()

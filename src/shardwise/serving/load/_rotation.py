@@ -20,6 +20,7 @@ from collections import deque
 
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._requests import Step
+from shardwise.serving.load._rounds import go_round
 from shardwise.serving.load._simulate import Scheduler
 
 
@@ -45,6 +46,10 @@ class Rotation:
         """When the last step of each batch ends, and the places and tokens of cache that it keeps until then."""
         self.noted, self.refused_until = False, -math.inf
         """Whether `most` is that of all batches now, and until when who waits finds no more than at the last turn."""
+        self.alike = 0
+        """Turns since anything but contexts changed."""
+        self.causes = [0] * len(batches)
+        """Why who waits did so at the last turn of each batch."""
         self.front.behind = batches[1:]
         for batch in batches[1:]:
             batch.prefixes, batch.clocks = self.front.prefixes, self.front.clocks
@@ -66,6 +71,23 @@ class Rotation:
         if self.busy:
             return at
         return max(at, self.front.pending[0].ready) if self.front.pending else math.inf
+
+    def advance(self, at: float, horizon: float) -> float:
+        """Make the next batch at a time, or many that are alike and begin before another; return when the last was."""
+        # Who ended is known to all a round later, and who waits is asked by all in another.
+        if self.alike >= len(self.batches) + len(self.ended) and self.batches[self.turn].decoding:
+            go_round(self, horizon)
+            self.alike = len(self.ended)
+            if self.next_seconds >= horizon:
+                return self.seen
+            at = self.next_seconds
+        waits, batch, index = len(self.front.waiting), self.batches[self.turn], self.turn
+        runs, ended = batch.decoding, len(batch.trace.finished)
+        self.run(at)
+        same = runs == batch.decoding and ended == len(batch.trace.finished) and not self.front.prompts
+        self.alike = self.alike + 1 if same and waits == len(self.front.waiting) else 0
+        self.causes[index] = self.front.cause
+        return at
 
     def run(self, at: float) -> None:
         """Make the next batch at a time, that of `next_seconds`, and book its step through all stages."""
