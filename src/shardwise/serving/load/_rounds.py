@@ -83,11 +83,11 @@ def go_round(rotation: Rotation, horizon: float) -> None:
 def _rounds(rotation: Rotation, until: float) -> int:
     """Return how many rounds are alike for sure, of those that are over by a time."""
     front, policy, at = rotation.front, rotation.policy, rotation.next_seconds
-    taken, grows, fullest = 0.0, 0.0, 0
+    tokens, grows, fullest = 0.0, 0.0, 0
     rounds = 1 << 30
     for batch, (ends, had, _) in zip(rotation.batches, rotation.kept, strict=True):
         count = batch.decoding
-        taken += batch.used + batch.reserved
+        tokens += batch.used + batch.reserved
         if count:
             if had != count:
                 return 0
@@ -101,7 +101,7 @@ def _rounds(rotation: Rotation, until: float) -> int:
     if not fullest:
         return 0
     if fullest > 1:
-        rounds = min(rounds, int((rotation.capacity - taken - fullest * front.made) // grows) - 2)
+        rounds = min(rounds, int((rotation.capacity - tokens - fullest * front.made) // grows) - 2)
     if front.waiting:
         first, room = front.waiting[0], policy.step_tokens - policy.mixed * fullest * front.table.verified
         # What it finds in the cache may change meanwhile.
