@@ -395,3 +395,15 @@ def test_even_routing_is_said_where_nothing_else_is(ep: int, job: dict[str, Any]
     asked, where = Training(seq_len=512, global_batch=8, **job), Cluster.parse("4xh100-sxm-80gb")
     report = train(load_model("qwen3-30b-a3b"), where, Plan(dp=4, ep=ep), asked)
     assert any(note.startswith("expert_imbalance 1:") for note in report.assumptions) == said
+
+
+def test_a_plan_of_one_replica_is_told_what_fills_its_devices() -> None:
+    """Plan's own dp is 1: who states none is told of dp=0, and who stated another only of what would do."""
+    model, job = load_model("gpt2"), Training(seq_len=1024, global_batch=8)
+    for plan, fills in ((Plan(), True), (Plan(dp=4), False)):
+        with pytest.raises(InputError) as caught:
+            train(model, Cluster.parse("2xh100"), plan, job)
+        (problem,) = caught.value.problems
+        assert (problem.field, problem.remedy.startswith("use 2")) == ("dp", True)
+        assert ("Plan(dp=0)" in problem.remedy) is fills
+    assert train(model, Cluster.parse("2xh100"), Plan(dp=0), job).plan.dp == 2

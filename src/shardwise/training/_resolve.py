@@ -167,9 +167,9 @@ def _replicas(question: Question, problems: Problems, notes: list[str]) -> Plan:
         return replace(plan, dp=n // used)
     if plan.num_devices != n:
         rule = f"tp x tp2 x cp x pp x dp = {plan.num_devices} must equal the {n} devices"
-        problems.add(
-            "dp", plan.dp, rule, f"use {n // used}" if n % used == 0 else f"use a cluster of {plan.num_devices} devices"
-        )
+        fills = " (Plan(dp=0) fills the devices)" if plan.dp == 1 else ""
+        remedy = f"use {n // used}{fills}" if n % used == 0 else f"use a cluster of {plan.num_devices} devices"
+        problems.add("dp", plan.dp, rule, remedy)
     return plan
 
 
