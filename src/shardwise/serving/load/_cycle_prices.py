@@ -168,7 +168,7 @@ class CycleSteps:
         prices = self._of(even)
         first = cycles_of(prices, self.decode, batches, policy, other).named(self.counts)
         if policy.shared_waiting and prices.lanes is not None:
-            cells = self.counts, self.launching
+            cells = self.counts, self.launching, first.pieces + 0.0 * self.counts
             first = replace(first, gathered=Gathered.of(prices.lanes, self.decode, cells, batches, policy))
         if holds:
             whole = cycles_of(self._of(_Crowd(comes="held")), self.decode, batches, policy).named(self.counts)

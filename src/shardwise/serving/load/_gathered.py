@@ -6,8 +6,9 @@ the rest of the cycle: a cycle takes as long as P stages of the longest step or 
 the circuits of a timed event graph (Baccelli, Cohen, Olsder and Quadrat, Synchronization and Linearity, 1992, 2.5). So
 of those who come in a cycle of C seconds a share 1 - (P - 1) d / (P C) runs in one step of the next, the others in any
 batch. Prompts of a cycle are Poisson about what comes in the one before (gated service: Takagi, Analysis of Polling
-Systems, 1986): their numbers are a Markov chain, of whose stationary shares all means are taken. Held against the
-simulation in tests/serving/test_pipeline_steps.py.
+Systems, 1986): their numbers are a Markov chain, of whose stationary shares all means are taken. Prompts that are cut
+come as groups of pieces (Chaudhry and Templeton, A First Course in Bulk Queues, 1983), which follow one another through
+the stages. Held against the simulation in tests/serving/test_pipeline_steps.py.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Gathered:
     batches: Batches
     counts: Any
     launching: Any
+    pieces: Any
+    """Of a prompt."""
     policy: Policy
     places: Any
     """Which places these are."""
@@ -69,13 +72,14 @@ class Gathered:
     """The rates that were asked last, and the mix there: a search changes those of few layouts at a time."""
 
     @staticmethod
-    def of(lanes: LanePrices, decode: Any, cells: tuple[Any, Any], batches: Batches, policy: Policy) -> Gathered:
-        """Return the seconds from the prices of steps; `cells` are numbers of sequences, and the host's seconds."""
+    def of(lanes: LanePrices, decode: Any, cells: tuple[Any, Any, Any], batches: Batches, policy: Policy) -> Gathered:
+        """Return the seconds from the prices of steps; `cells`: numbers of sequences, the host's seconds, pieces."""
         last = decode.shape[-1] - 1
         at = np.array(sorted({*range(min(_EACH, last)), *range(0, last, _EACH), last}))
         # How often something happens is not opened.
         levels, mean, decode = (np.asarray(one[..., at], float) for one in (lanes.levels, lanes.mean, decode))
-        many, counts, launching = batches.many, *(np.asarray(one[:, at], float) for one in cells)
+        many, (counts, launching, pieces) = batches.many, (np.asarray(one[:, at], float) for one in cells)
+        levels, mean = (_of_whole(one, pieces) for one in (levels, mean))
         stages, zero = mean / many, np.zeros((1, len(decode), len(at)))
         longer, beyond = _both_ways(levels, mean, batches, policy.batches_ahead)
 
@@ -85,7 +89,7 @@ class Gathered:
         return Gathered(
             longer=np.stack([by_state(one) for one in longer]), beyond=np.stack([by_state(one) for one in beyond]),
             spread=by_state((levels[:, 1] - levels[:, 0]) ** 2 / 4), stages=by_state(stages), decode=decode,
-            batches=batches, counts=counts, launching=launching, policy=policy, places=at,
+            batches=batches, counts=counts, launching=launching, pieces=pieces, policy=policy, places=at,
         )  # fmt: skip
 
     def over(self, at: T, rate: Any) -> T:
@@ -93,7 +97,7 @@ class Gathered:
         if not self.batches.piped.any():
             return at
         mix, many = (
-            self.mix(np.asarray(rate, float)[:, self.places]),
+            self.mix(np.asarray(rate, float)[:, self.places] / self.pieces),
             np.clip(np.asarray(cast(Any, at).some, float) / _MANY - 1, 0.0, 1.0),
         )
         share = np.where(self.batches.piped, 1 - many, 0.0)
@@ -145,12 +149,14 @@ class Gathered:
         seen, more = stays * cycles / mean[..., None], self._transitions(rate, cycles, 1)
         # With the prompt of who has come there is one more in the next cycle, if not in the same step.
         one_more, alike = (np.einsum("lni,lnij->lnj", each, more) for each in (seen, seen * gap))
-        whole = self.decode[..., None] + self.longer[0]
+        # Until its last piece has passed all stages, over what one piece would take of that.
+        whole = self.decode[..., None] + self.longer[0] + self.beyond[0]
         own = (alike * whole).sum(axis=-1) + (1 - (seen * gap).sum(axis=-1)) * whole[..., 1]
+        own = own / (1 + (self.pieces - 1) / self.batches.many)
         following = (one_more * (_excess(next_ones, stays, cycles) - cycles + mean[..., None])).sum(axis=-1)
         alone, turns = 0.0 * mean, 1 + ahead / self.batches.many
         if not self.policy.mixed:
-            come = rate[..., None] * cycles
+            come = (rate * self.pieces)[..., None] * cycles
             here, there = -np.expm1(-come * gap), -np.expm1(-come * others)
             alone = (stays * (gap * here + (1 - gap) * there)).sum(axis=-1)
         return GatheredMix(
@@ -169,7 +175,9 @@ class Gathered:
     def rows(self, at: Any) -> Gathered:
         """Return those of some layouts."""
         batches = Batches(groups=self.batches.groups[at], lanes=self.batches.lanes[at])
-        cells = {name: getattr(self, name)[at] for name in ("spread", "stages", "decode", "counts", "launching")}
+        cells = {
+            name: getattr(self, name)[at] for name in ("spread", "stages", "decode", "counts", "launching", "pieces")
+        }
         return replace(self, longer=self.longer[:, at], beyond=self.beyond[:, at], batches=batches, last=[], **cells)
 
     def _in_the_gap(self, cycles: Any, mean: Any, apart: Any) -> Any:
@@ -198,6 +206,19 @@ class Gathered:
         chances *= share
         chances += table[low]
         return chances
+
+
+def _of_whole(steps: Any, pieces: Any) -> Any:
+    """Return what steps of `IN_A_STEP` pieces [pieces, ..., layout, place] take of as many whole prompts."""
+    if (pieces <= 1).all():
+        return steps
+    many, numbers = np.array(IN_A_STEP), np.minimum(np.array(IN_A_STEP)[:, None, None] * pieces, IN_A_STEP[-1])
+    low = np.clip(np.searchsorted(many, numbers, side="right") - 1, 0, len(many) - 2)
+    share = (numbers - many[low]) / (many[low + 1] - many[low])
+    shape = (len(many), *(1,) * (steps.ndim - 3), *pieces.shape)
+    low, share = low.reshape(shape) + np.zeros(steps.shape, int), share.reshape(shape)
+    below, above = (np.take_along_axis(steps, each, axis=0) for each in (low, low + 1))
+    return below + share * (above - below)
 
 
 def _both_ways(levels: Any, mean: Any, batches: Batches, ahead: int) -> tuple[list[Any], list[Any]]:

@@ -275,10 +275,9 @@ class Replicas:
         step = at.cycle / (1 - at.alone)
         # Each piece of a prompt runs in a cycle of its own; the last ones are shorter.
         own = at.own * cycles.pieces + (p.pieces - cycles.pieces) * cycles.decode * policy.mixed
-        own = own if self.moments.new_tokens else 0.0 * own
-        # In a batch of a pipeline that decodes nothing, pieces follow one another through the stages.
-        idle = np.where(self.batches.piped, 1 - np.minimum(p.counts, 1.0) * policy.mixed, 0.0)
-        own = own * (1 - idle * (1 - p.following))
+        # Pieces follow one another through the stages of a pipeline, of batches apart in one that decodes nothing.
+        idle = self.batches.piped * (1 - (policy.mixed and not policy.shared_waiting) * np.minimum(p.counts, 1.0))
+        own = own * (1 - idle * (1 - p.following)) * (self.moments.new_tokens > 0)
         rest = np.asarray(at.square / at.cycle**2) * at.cycle / 2
         rest = rest + at.short * cycles.decode * (policy.receive_steps - 1) / 2
         rest = rest + at.cycle if policy.async_scheduling and self.moments.steps else rest
