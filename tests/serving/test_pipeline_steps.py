@@ -93,7 +93,9 @@ def test_prompts_of_cycles_are_a_chain() -> None:
         # Two stages, prompts that fill a step.
         ("stages", 107, "0.5", 0.045), ("stages", 107, "0.85", 0.08), ("stages", 109, "0.7", 0.06),
         # Who waits for a place waits for those of all batches: first tokens were 1.1 to 1.3 of the run.
-        ("stages", 113, "0.85", 0.07), ("stages", 704, "0.85", 0.04), ("stages", 714, "0.85", 0.08),
+        ("stages", 113, "0.85", 0.03), ("stages", 704, "0.85", 0.04), ("stages", 714, "0.85", 0.05),
+        # Until all places are taken: first tokens were 0.75 and 0.92 of the run.
+        ("stages", 109, "0.85", 0.03), ("stages", 112, "0.85", 0.025),
         # Pieces of a prompt follow one another: tokens were 1.15 to 1.38 of the run.
         ("shared", 104, "0.2", 0.04), ("shared", 104, "0.5", 0.05), ("shared", 104, "0.7", 0.03),
         ("shared", 714, "0.2", 0.07),

@@ -379,9 +379,10 @@ class Replicas:
         # A cache is full by what requests hold, whose spread adds to that of their number.
         room = np.asarray(self.cache_tokens, float) - self.moments.shared_tokens
         fitting = room / self.moments.held_tokens < self.policy.max_sequences
-        # While one batch of a pipeline is full others take what arrives alone, so that a cycle is shorter.
-        full, many = np.minimum(ratio[:, -1], tail), self.batches.many[:, 0]
-        tail = np.where(self.batches.lanes > 1, full + (tail - full) / many, tail)
+        if not self.policy.shared_waiting:
+            # While one batch of a pipeline is full others take what arrives alone, so that a cycle is shorter.
+            full = np.minimum(ratio[:, -1], tail)
+            tail = np.where(self.batches.lanes > 1, full + (tail - full) / self.batches.many[:, 0], tail)
         likely, beyond = self._likely(ratio, width + (fitting * self.moments.held_cv2)[:, None], tail)
         chance = whole * likely[:, -1] / self._together / ((likely * self._weights).sum(axis=-1) + beyond)
         apart = served_cv2(load, fitting, self.moments)
