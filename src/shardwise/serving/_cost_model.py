@@ -93,8 +93,7 @@ class EngineCostModel(CostModel[X]):
     """Share of the 16-bit `peak` that GEMMs of many rows reach on narrow weights as they are, 0 where none run so."""
     fp4_gains: tuple[tuple[str, float], ...] = ()
     """How much faster than on integers GEMMs run on weights of a format of 4-bit floats."""
-    merged: tuple[str, ...] = ()
-    """Operators that start no kernel of their own."""
+    merged: tuple[str, ...] = ()  # Operators that start no kernel of their own.
     scanned: float = 0.0
     """FLOP/s of recurrences that run token by token in prompts, 0 where they run in chunks."""
     unpacked: float = 0.0
@@ -104,8 +103,7 @@ class EngineCostModel(CostModel[X]):
     attention: AttentionKernels | None = None
     picked: PickedKernel | None = None
     block_tile: X | None = None  # `tile_seconds`
-    processor: EngineCostModel[X] | None = None
-    """The host's processor, where it runs a part of the model."""
+    processor: EngineCostModel[X] | None = None  # The host's, where it runs a part of the model.
 
     def message(self, message: Collective[X]) -> X:
         """Return seconds of one message; inside the fastest tier all-reduces take the engine's own kernels."""
