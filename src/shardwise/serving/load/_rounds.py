@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 _WORTH = 3
 
 
-class _Lane:
+class _DecodingBatch:
     """A batch that decodes: when its next step begins, what steps from there on take alone, and what each took."""
 
     __slots__ = ("batch", "now", "own", "tokens", "took")
 
     def __init__(self, batch: Scheduler, rounds: int) -> None:
         self.batch, self.now, self.tokens = batch, batch.now, batch.decoding * batch.made
-        self.own = batch.table.decode_steps(batch.decoding, batch.contexts, self.tokens, rounds)
+        decode, count, contexts = batch.table.decode, batch.decoding, batch.contexts
+        self.own = [decode(count, (contexts + self.tokens * step) / count) for step in range(rounds)]
         self.took: list[float] = []
 
     def book(self) -> None:
@@ -64,7 +65,7 @@ def go_round(rotation: Rotation, horizon: float) -> None:
     rounds = _rounds(rotation, until)
     if rounds < _WORTH:
         return
-    lanes = [_Lane(batch, rounds) if batch.decoding else None for batch in batches]
+    lanes = [_DecodingBatch(batch, rounds) if batch.decoding else None for batch in batches]
     decoding = [lane for lane in lanes if lane is not None]
     if len(decoding) == 1 and (not front.waiting or len(set(rotation.causes)) == 1):
         _alone(rotation, decoding[0], until)
@@ -110,7 +111,7 @@ def _rounds(rotation: Rotation, until: float) -> int:
     return rounds
 
 
-def _alone(rotation: Rotation, lane: _Lane, until: float) -> None:
+def _alone(rotation: Rotation, lane: _DecodingBatch, until: float) -> None:
     """Take steps of the only batch that decodes, whose turn is next: each begins as the one before has ended."""
     ended, begin, launching = rotation.ended, lane.now, rotation.front.table.launching_seconds
     many, ahead, own = len(rotation.batches), rotation.policy.batches_ahead, lane.own
@@ -134,7 +135,7 @@ def _alone(rotation: Rotation, lane: _Lane, until: float) -> None:
     rotation.seen = at
 
 
-def _take_turns(rotation: Rotation, lanes: list[_Lane | None], rounds: int, until: float) -> None:
+def _take_turns(rotation: Rotation, lanes: list[_DecodingBatch | None], rounds: int, until: float) -> None:
     """Take turns of several batches that decode, one after another through the stages."""
     front, ended, free, many = rotation.front, rotation.ended, rotation.free, len(lanes)
     launching, clocks, waiting = front.table.launching_seconds, front.clocks, bool(front.waiting)

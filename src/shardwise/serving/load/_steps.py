@@ -244,11 +244,6 @@ class StepTable:
         start, width, first, more = lines[bisect_right(self._between, context)]
         return self._rest[count] + (first + (context - start) / width * more)
 
-    def decode_steps(self, count: int, contexts: float, more: float, steps: int) -> list[float]:
-        """Return seconds of each of so many steps, the contexts of whose sequences are so many tokens more each."""
-        decode = self.decode
-        return [decode(count, (contexts + more * step) / count) for step in range(steps)]
-
     def _lines_of(self, count: int) -> list[tuple[float, float, float, float]]:
         """Return the lines between known contexts of so many sequences: where each starts, how wide, and its values."""
         row, each, lines = self._attention[count], pairwise(self._contexts), self._lines[count]
