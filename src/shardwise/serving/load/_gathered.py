@@ -13,6 +13,7 @@ the stages. Held against the simulation in tests/serving/test_pipeline_steps.py.
 
 from __future__ import annotations
 
+import math
 from dataclasses import field, fields
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -27,9 +28,12 @@ T = TypeVar("T")
 # Prompts of a cycle: the states of the chain, the last of which stands for more.
 _STATES = (0, *IN_A_STEP)
 _MEANS = np.concatenate([[0.0], np.geomspace(0.01, 200.0, 60)])
+_PER_LOG, _PER_GAP = 1 / math.log(_MEANS[2] / _MEANS[1]), 1 / np.diff(_MEANS)
 _TURNS = 3
+# Before the last turn shares of states are those after so many cycles: they say who comes when, not how often.
+_CYCLES = 4
 # The first places of a layout, of few sequences, and one in so many have a chain; others lie on lines between.
-_EACH = 8
+_FIRST, _EACH = (0, 1, 2, 3, 5), 8
 # Of so many prompts a cycle the chain is left, of twice as many it is not used: steps of all batches are full.
 _MANY = 20
 
@@ -75,7 +79,7 @@ class Gathered:
     def of(lanes: LanePrices, decode: Any, cells: tuple[Any, Any, Any], batches: Batches, policy: Policy) -> Gathered:
         """Return the seconds from the prices of steps; `cells`: numbers of sequences, the host's seconds, pieces."""
         last = decode.shape[-1] - 1
-        at = np.array(sorted({*range(min(_EACH, last)), *range(0, last, _EACH), last}))
+        at = np.array(sorted({*(one for one in _FIRST if one < last), *range(0, last, _EACH), last}))
         # How often something happens is not opened.
         levels, mean, decode = (np.asarray(one[..., at], float) for one in (lanes.levels, lanes.mean, decode))
         many, (counts, launching, pieces) = batches.many, (np.asarray(one[:, at], float) for one in cells)
@@ -127,26 +131,32 @@ class Gathered:
         decode = (turns * self.decode)[..., None]
         (once, even), (once_over, even_over) = self.longer, self.beyond
         share, quiet = np.full((*self.decode.shape, len(_STATES)), 0.5), 0.0
+        stays = np.full_like(share, 1 / len(_STATES))
         for turn in range(_TURNS):
             seconds = decode + even + share * (once - even) + quiet * (even_over + share * (once_over - even_over))
-            next_ones = self._transitions(rate, seconds)
-            stays, quiet = _stationary(next_ones), next_ones[..., 0]
+            spots = _spots(rate, seconds)
+            next_ones = _transitions(spots)
+            last, quiet = turn == _TURNS - 1, next_ones[..., 0]
+            stays = _stationary(next_ones) if last else _soon(next_ones, stays)
             gap = self._in_the_gap(seconds, (stays * seconds).sum(axis=-1), 1 - share)
-            if turn < _TURNS - 1:
+            if not last:
                 # Those of a cycle came in the one before, whichever it was.
                 came, ever = (np.einsum("lni,lnij->lnj", each, next_ones) for each in (stays * gap, stays))
                 share = came / np.maximum(ever, 1e-300)
-        return self._means(rate, next_ones, (stays, gap), seconds)
+        return self._means(rate, (next_ones, _transitions(spots, 1)), (stays, gap), seconds)
 
-    def _means(self, rate: Any, next_ones: Any, shares: tuple[Any, Any], cycles: Any) -> GatheredMix:
-        """Return the means of a chain of cycles; `shares` are those of states and of who comes in the longest gap."""
-        (stays, gap), ahead = shares, self.policy.batches_ahead
+    def _means(self, rate: Any, chances: tuple[Any, Any], shares: tuple[Any, Any], cycles: Any) -> GatheredMix:
+        """Return the means of a chain of cycles; `shares` are those of states and of who comes in the longest gap.
+
+        `chances` are those of the next cycle's prompts, and with one more of them.
+        """
+        (next_ones, more), (stays, gap), ahead = chances, shares, self.policy.batches_ahead
         many = (self.batches.many + ahead)[..., None]
         mean, square = (stays * cycles).sum(axis=-1), stays * (cycles**2 + self.spread)
         others = (1 - gap) / (many - 1)
         turn = (square * (gap**2 + (1 - gap) * others)).sum(axis=-1) / (2 * mean)
         behind = (stays * cycles**2 * (gap * others + (1 - gap) / many)).sum(axis=-1) / mean
-        seen, more = stays * cycles / mean[..., None], self._transitions(rate, cycles, 1)
+        seen = stays * cycles / mean[..., None]
         # With the prompt of who has come there is one more in the next cycle, if not in the same step.
         one_more, alike = (np.einsum("lni,lnij->lnj", each, more) for each in (seen, seen * gap))
         # Until its last piece has passed all stages, over what one piece would take of that.
@@ -195,17 +205,24 @@ class Gathered:
         gap = 1 - others / cycles
         return np.clip(gap, 1 / many[..., None], 1.0)
 
-    def _transitions(self, rate: Any, seconds: Any, more: int = 0) -> Any:
-        """Return how likely a cycle of each number of prompts comes after one of each."""
-        table, slopes = _next_prompts(more)
-        mean = np.minimum(rate[..., None] * seconds, _MEANS[-1])
-        low = np.clip(np.searchsorted(_MEANS, mean, side="right") - 1, 0, len(_MEANS) - 2)
-        share = ((mean - _MEANS[low]) / (_MEANS[low + 1] - _MEANS[low]))[..., None]
-        # In place, since to make an array of this size anew takes as long as to fill it.
-        chances = slopes[low]
-        chances *= share
-        chances += table[low]
-        return chances
+
+def _spots(rate: Any, seconds: Any) -> tuple[Any, Any]:
+    """Return between which of `_MEANS` the prompts of the next cycle lie, and how far: of a cycle of each number."""
+    mean = np.minimum(rate[..., None] * seconds, _MEANS[-1])
+    # Means beyond the first, which is 0, are in proportion.
+    place = np.log(np.maximum(mean, _MEANS[1]) / _MEANS[1]) * _PER_LOG
+    low = np.clip(place.astype(int) + (mean >= _MEANS[1]), 0, len(_MEANS) - 2)
+    return low, ((mean - _MEANS[low]) * _PER_GAP[low])[..., None]
+
+
+def _transitions(spots: tuple[Any, Any], more: int = 0) -> Any:
+    """Return how likely a cycle of each number of prompts, and so many more, comes after one of each."""
+    (table, slopes), (low, share) = _next_prompts(more), spots
+    # In place, since to make an array of this size anew takes as long as to fill it.
+    chances = slopes[low]
+    chances *= share
+    chances += table[low]
+    return chances
 
 
 def _of_whole(steps: Any, pieces: Any) -> Any:
@@ -254,6 +271,13 @@ def _next_prompts(more: int) -> tuple[Any, Any]:
     # Between two states lie shares of both: those below 1 of the first are of none.
     table = np.einsum("mk,ks->ms", chance, hats[numbers])
     return table, table[1:] - table[:-1]
+
+
+def _soon(next_ones: Any, stays: Any) -> Any:
+    """Return the shares of states of chains some cycles after those that are given."""
+    for _ in range(_CYCLES):
+        stays = np.einsum("lni,lnij->lnj", stays, next_ones)
+    return stays
 
 
 def _stationary(next_ones: Any) -> Any:
