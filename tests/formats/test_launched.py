@@ -578,3 +578,11 @@ def test_flags_of_an_engine_s_own_yaml_are_those_of_its_line(start: str, longest
     (tmp_path / "conf.yaml").unlink()
     with pytest.raises(InputError):
         import_server(tmp_path / "run.sh")
+
+
+@pytest.mark.parametrize(("tag", "said"), [("v0.11.0", True), ("v0.33.1", False), ("latest", False)])
+def test_an_image_of_another_release_is_said(tag: str, said: bool) -> None:
+    """Words and defaults are those of one release: what the tag of an image says otherwise is not passed over."""
+    text = f"docker run --gpus all vllm/vllm-openai:{tag} --model meta-llama/Llama-3.1-8B"
+    one = read_launch(text, "run.sh", {})
+    assert any(note.startswith("the image is of 0.11.0") for note in one.assumed) is said

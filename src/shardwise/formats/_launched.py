@@ -17,6 +17,7 @@ from typing import Any
 from shardwise import files
 from shardwise.errors import InputError, Problem, Problems, near
 from shardwise.formats import _yaml
+from shardwise.formats._around import with_surroundings
 from shardwise.formats._imported import SIZES, ReadArgument, matches, table
 from shardwise.formats._launch import unread
 from shardwise.formats._systems import SERVERS
@@ -366,25 +367,12 @@ def read_launch(text: str, source: str, variables: Mapping[str, str], files: Lau
     launches = [words for words in map(_after(engine.STARTS), commands) if words is not None]
     if not launches:
         raise InputError([Problem("from", source, f"names {name} and starts none", "give its launch line")])
-    one = _staged(engine.read_words(launches[0], source, replace(files, documents=documents)), text, variables)
+    one = with_surroundings(
+        engine.read_words(launches[0], source, replace(files, documents=documents)), text, variables
+    )
     if len(launches) > 1:
         one = replace(one, assumed=(*one.assumed, f"the first of {len(launches)} servers that the script starts"))
     return one
-
-
-# vllm/envs.py and sglang/srt/distributed/utils.py: layers of every stage of a pipeline, as a variable.
-_STAGES = re.compile(r"(?m)^[^#\n]*?\b((?:VLLM|SGLANG)_PP_LAYER_PARTITION)=[\"']?([0-9]{1,4}(?:,[0-9]{1,4})*)")
-
-
-def _staged(one: Launched, text: str, variables: Mapping[str, str]) -> Launched:
-    """Return a server with the layers of its stages where a variable of its launch or of its caller says them."""
-    values = {match[1]: match[2] for match in _STAGES.finditer(text)} | dict(variables)
-    name = f"{one.system.upper()}_PP_LAYER_PARTITION"
-    if one.values.get("pp", 1) == 1 or not re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", values.get(name, "")):
-        return one
-    layers = tuple(int(word) for word in values[name].split(","))
-    read = ReadArgument(argument=name, value=values[name], meaning="stage_layers")
-    return replace(one, values={**one.values, "stage_layers": layers}, understood=(*one.understood, read))
 
 
 def _after(starts: str) -> Any:
