@@ -353,8 +353,9 @@ ALIASES = {
     "recompute": "gradient_checkpointing activation_checkpointing checkpoint_activations recompute_granularity",
     "offload": "cpu_offload optimizer_offload activation_offload offload_optimizer offload_param activation_offloading "
     "fsdp_cpu_offload optimizer_cpu_offload cpu_offloading enable_activation_offloading offload_params",
-    "precision": "fp8 fp16 bf16 fp32 mixed_precision",
-    "weights": "fp8 fp16 bf16 int4 int8 quantization quantize load_in_4bit load_in_8bit",
+    "precision": "fp8 fp16 bf16 fp32 mixed_precision weights",
+    "base": "weights",
+    "weights": "fp8 fp16 bf16 int4 int8 quantization quantize load_in_4bit load_in_8bit precision",
     "kv_cache": "kv_cache_dtype kv_dtype cache_type_k cache_type_v",
     "input_tokens": (
         "context ctx max_model_len random_input_len isl prompt prompt_len prompt_length input_len input_length "
