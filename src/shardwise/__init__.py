@@ -10,7 +10,7 @@
 Names are loaded when they are first used, so that the import itself takes milliseconds.
 """
 
-from shardwise._lazy import lazily
+from shardwise._lazy import lazily, provide
 from shardwise._version import __version__
 
 # As `typing` has it, which takes most of the time before a command can answer an interrupt.
@@ -90,6 +90,9 @@ __getattr__ = lazily(
         "user_catalogue": "use_catalogue",
     },
 )
+
+# What an answer's `to_dict` returns is made above the answer.
+provide("values_of", "shardwise.answers")
 
 __all__ = [
     "Arrivals", "Cluster", "CommReport", "CountReport", "Counting", "Device", "Efficiencies", "Energy", "Frame",

@@ -29,3 +29,25 @@ def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         return value
 
     return load
+
+
+_PROVIDED: dict[str, str] = {}
+
+
+def provide(name: str, module: str) -> None:
+    """Let layers below ask for a function of a layer above, which is loaded when it is first asked for.
+
+    Only the top of the package calls this, so that no layer names one that lies above it.
+    """
+    _PROVIDED[name] = module
+
+
+def provided(name: str) -> Any:
+    """Return a function that a layer above provides.
+
+    >>> provided("values_of").__module__
+    'shardwise.answers._values'
+    """
+    from importlib import import_module
+
+    return getattr(import_module(_PROVIDED[name]), name)

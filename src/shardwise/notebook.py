@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
+from shardwise._lazy import provided
 from shardwise.records import dataclass
 from shardwise.units import show_bytes, show_count, show_seconds
 
@@ -108,10 +109,7 @@ class PlainValues:
         >>> tree["schema"], tree["fits"], tree["plan"]["tp"]
         (1, True, 1)
         """
-        # What is printed is made above what is answered, and loaded by name when it is asked for, as public names are.
-        from importlib import import_module
-
-        tree: dict[str, Any] = import_module("shardwise.answers").values_of(self)
+        tree: dict[str, Any] = provided("values_of")(self)
         return tree
 
 
