@@ -140,10 +140,10 @@ def _of_several(key: str, value: object, command: Command) -> tuple[Problem, ...
     """Return what is wrong with several values where one is taken, each of which is right; nothing else is."""
     if not isinstance(value, str) or not ("," in value or ".." in value) or "vary" not in command.flags:
         return ()
-    from shardwise.answers._value_lists import values_of
+    from shardwise.answers._value_lists import listed_values
 
     try:
-        each = values_of(value, key)
+        each = listed_values(value, key)
         for one in each:
             command.flags[key].kind.read(one, key)
     except InputError:

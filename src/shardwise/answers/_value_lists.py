@@ -63,14 +63,14 @@ def on_count(text: str, count: int) -> dict[str, Any]:
     return {"on": sized(text, count), **part}
 
 
-def values_of(spec: str, field: str) -> list[str]:
+def listed_values(spec: str, field: str) -> list[str]:
     """Return the values of a text: A,B,C as listed, A..B doubling from A to B, A..B:STEP in steps.
 
-    >>> values_of("4096..20000", "seq_len"), values_of("1..7:3", "tp"), values_of("1,2", "tp")
+    >>> listed_values("4096..20000", "seq_len"), listed_values("1..7:3", "tp"), listed_values("1,2", "tp")
     (['4096', '8192', '16384', '20000'], ['1', '4', '7'], ['1', '2'])
-    >>> values_of("50GB/s..200GB/s", "slow_bandwidth")
+    >>> listed_values("50GB/s..200GB/s", "slow_bandwidth")
     ['50GB/s', '100GB/s', '200GB/s']
-    >>> values_of("0..4:2", "recompute_layers")
+    >>> listed_values("0..4:2", "recompute_layers")
     ['0', '2', '4']
     """
     first, dots, rest = spec.partition("..")
@@ -109,7 +109,7 @@ def several(kind: k.Converter) -> k.Converter:
     """
 
     def read(value: object, field: str) -> object:
-        items = values_of(value, field) if isinstance(value, str) else value
+        items = listed_values(value, field) if isinstance(value, str) else value
         values = [kind.read(one, field) for one in (items if isinstance(items, (list, tuple)) else [items])]
         if not values:
             raise k.fail(field, value, "names no value", "give one, or leave it out")

@@ -14,7 +14,7 @@ from shardwise.answers._page import Page, assumptions, command_lines
 from shardwise.answers._plan import asks_to_tune
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._questions import Questions, VaryPoint, again, kind_of, points_table, title_of, write_rows
-from shardwise.answers._value_lists import MOST_ROWS, SHAPE, sized, values_of
+from shardwise.answers._value_lists import MOST_ROWS, SHAPE, listed_values, sized
 from shardwise.errors import InputError, Problems
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def grid_of(inputs: Inputs) -> dict[str, list[str]]:
     for text in inputs.get("vary", ()):
         key, _, spec = text.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
-        grid[key] = values_of(spec, key)
+        grid[key] = listed_values(spec, key)
         if not grid[key]:
             raise fail("vary", text, "has no values", "for example --vary tp=1,2,4")
     rows = math.prod(map(len, grid.values()))
