@@ -245,6 +245,26 @@ def test_a_batch_beyond_the_cache_runs_in_waves_but_does_not_fit(tmp_path: Path)
     assert said is not None and int(said[1]) == 1024  # the engine's own limit
 
 
+def _offline(tmp_path: Path, **cells: str) -> Comparison:
+    row = {**INFERENCE, "serving_mode": "offline_throughput", "metric": "output_tokens_per_second", "batch": ""}
+    return only(tmp_path, {**row, "input_tokens": "128", "output_tokens": "512", **cells})
+
+
+def test_a_queue_with_an_end_is_slower_than_one_without(tmp_path: Path) -> None:
+    """The last requests of a run leave room that nobody takes: the more waves there are the less that costs."""
+    endless = _offline(tmp_path).predicted
+    assert endless is not None
+    runs = [_offline(tmp_path, notes=f"num_requests={count}").predicted or 0.0 for count in (30, 1100, 20_000)]
+    assert runs[0] < 0.5 * endless and runs[1] < 0.9 * endless
+    assert 0.9 * endless < runs[2] < 1.02 * endless
+
+
+def test_a_stated_batch_is_that_of_all_replicas(tmp_path: Path) -> None:
+    """Replicas that hold 64 requests together hold 16 each, whether they wait in a queue or not."""
+    row = _offline(tmp_path, batch="64", dp="4", num_gpus="4")
+    assert any("16 requests at once on each replica" in text for text in row.assumed)
+
+
 def test_unknown_recompute_takes_the_least_that_fits(tmp_path: Path) -> None:
     """Recompute that is not stated is none where that fits, and more where it does not."""
     small = only(tmp_path, {**TRAINING, "recompute": "unknown"})

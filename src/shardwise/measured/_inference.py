@@ -265,7 +265,7 @@ def _room(report: InferReport) -> int:
 
 def _full(record: Record, report: InferReport, engine: str) -> InferReport:
     """Return the report of a full queue: as many requests as the cache holds and the engine runs at once."""
-    stated = record.whole("batch")
+    stated = -(-record.whole("batch") // report.case.plan.dp)
     most = stated or limits_of(engine, report.case.cluster.device).at_once(report.case.plan.pp)
     batch = max(1, min(_room(report), most))
     record.assume(f"offline: {batch} requests at once on each replica, what cache and engine allow")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardwise.measured._load import in_waves
+from shardwise.measured._load import in_waves, queued
 from shardwise.measured._record import Record, refuse
 from shardwise.serving import InferReport
 
@@ -52,12 +52,15 @@ def non_tensor_bytes(record: Record, report: InferReport) -> float:
 
 
 def rate(record: Record, report: InferReport) -> float:
-    """Return generated tokens a second of the whole deployment; a full queue keeps every stage of a pipeline at work.
+    """Return generated tokens a second of the whole deployment: of a queue that the row counts, or that has no end.
 
-    The prompts of a batch pass the stages as a pipeline by themselves; decode steps of as many batches as stages do.
+    A full queue keeps every stage of a pipeline at work: the prompts of a batch pass the stages as a pipeline by
+    themselves; decode steps of as many batches as stages do.
     """
     if record.text("serving_mode") != "offline_throughput":
         return report.output_tokens_per_second * report.request_seconds / whole_batch(record, report)
+    if count := int(record.noted("num_requests")):
+        return queued(record, report, count).output_tokens_per_second
     pp, whole = report.plan.pp, report.request_seconds
     return report.output_tokens_per_second * pp * whole / (whole + (pp - 1) * report.ttft_seconds)
 
