@@ -61,6 +61,18 @@ def answer(name: str, asked: Workload, replicas: int = 1, job: Serving = Serving
     return serve(load_model(model), machine, replace(plan, dp=replicas), asked, job, options)
 
 
+def test_users_are_not_served_beyond_the_capacity() -> None:
+    """Equal requests of users keep groups in step, which carries more than those that come one by one."""
+    options = LoadOptions(serving=ServingOptions(engine="tensorrt-llm"))
+    asked = Workload(
+        input_tokens=Length(mean=1024), output_tokens=Length(mean=256), arrivals=Arrivals(kind="closed", users=128),
+        count=640,
+    )  # fmt: skip
+    model, cluster = load_model("deepseek-v3"), Cluster.parse("8xh200-sxm-141gb")
+    found = serve(model, cluster, Plan(dp=8, ep=8), asked, Serving(max_sequences=16), options)
+    assert found.steady.capacity < found.requests_per_second <= found.capacity_per_second
+
+
 def test_a_fleet_is_simulated_until_it_is_full() -> None:
     """Unless it is told how many, requests are enough that eight replicas are as busy as one; too few say so."""
     asked = "serve llama-3.1-8b --on 8xh100 --tp 1 --rate 200/s --input-tokens 1000 --output-tokens 100 --json"

@@ -267,18 +267,16 @@ class ServeReport(Card):
 
     @cached_property
     def capacity_per_second(self) -> float:
-        """Requests a second that all replicas carry at most, whatever is asked: by the closed form.
-
-        Where a simulation of what is asked showed other than that, it is as the simulation has it.
-        """
+        """Requests a second that all replicas carry at most: by the closed form, or what a simulation showed."""
         # While replicas start a queue grows that all of them would carry.
         if self.growth_per_second and not self.overloaded and self.options.autoscale is None:
             return carried_at_most(self.fleet, self.workload, self.options.router, self.growth_per_second)
         # A few requests find room at any rate.
         places = float(self.fleet.decode.form.prices.counts.max()) * self.base.plan.dp * self.share
         many = sum(len(trace.finished) for trace in self.traces) >= 4 * places
-        simulated = self.saturated is not None and many and not self.growth_per_second
-        return max(self.steady.capacity, self.steady.rate if simulated else 0.0) * self.base.plan.dp
+        full = many and self.saturated is not None and not self.growth_per_second
+        served = self.requests_per_second if many and self.workload.arrivals.kind == "closed" else 0.0
+        return max(self.base.plan.dp * max(self.steady.capacity, full * self.steady.rate), served)
 
     @property
     def usd_per_hour(self) -> float | None:
