@@ -189,6 +189,34 @@ def test_the_busiest_rank_has_what_drawn_tokens_give_it(experts: int, top_k: int
     assert tokens * top_k / ep + more_rows == pytest.approx(rows / 400, rel=0.04)
 
 
+@pytest.mark.parametrize(
+    ("experts", "top_k", "ep", "popularity"), [(128, 8, 8, 100.0), (128, 4, 4, 100.0), (64, 8, 2, 14.0)]
+)
+@pytest.mark.parametrize("tokens", [16, 256])
+def test_popular_experts_lie_on_the_busiest_rank(
+    experts: int, top_k: int, ep: int, popularity: float, tokens: int
+) -> None:
+    """Where experts are popular by chance and lie anywhere: the mean of two hundred steps, each of another layer."""
+    random, local = Random(f"{experts} {top_k} {ep} {tokens}"), experts // ep
+    hits = rows = 0
+    for _ in range(200):
+        weights = [popularity ** ((one + 0.5) / experts) for one in range(experts)]
+        random.shuffle(weights)
+        drawn = []
+        for _ in range(tokens):
+            # Of keys u^(1/w) the largest are a sample without replacement by weights w (Efraimidis and Spirakis 2006).
+            keys = [(random.random() ** (1 / weight), one) for one, weight in enumerate(weights)]
+            drawn += [one for _, one in sorted(keys)[-top_k:]]
+        hits += max(Counter(one // local for one in set(drawn)).values())
+        rows += max(Counter(one // local for one in drawn).values())
+    more_hits, more_rows = busiest_rank(ep, experts, top_k, tokens, popularity)
+    assert tokens * top_k / ep + more_rows == pytest.approx(rows / 200, rel=0.06)
+    hit = distinct_experts(local, experts, top_k, tokens, popularity) + more_hits
+    assert min(hit, local) == pytest.approx(hits / 200, rel=0.06)
+    even = busiest_rank(ep, experts, top_k, tokens, 1.0001)
+    assert even == pytest.approx(busiest_rank(ep, experts, top_k, tokens), rel=1e-3, abs=1e-3)
+
+
 def test_a_served_step_waits_for_the_busiest_rank_and_a_training_step_for_the_mean() -> None:
     """One rank has all experts; of eight, eight tokens meet half as many again on one, many all of each."""
     moe = load_model("deepseek-v3").layers[-1].feed_forward

@@ -5,6 +5,7 @@ Letters as in `experts.py`: T tokens a rank routes, E experts, k experts a token
 
 from __future__ import annotations
 
+import math
 from typing import Generic, cast
 
 from shardwise.ledger.number import X, ceil, divide, log2, maximum, minimum, power, raised
@@ -51,23 +52,53 @@ def largest_of_normals(count: X) -> X:
     return 0.5642 * doublings / (1 + 0.0852 * (doublings - 1))
 
 
-def busiest_rank(ep: X, experts: int, top_k: int, tokens: X) -> tuple[X, X]:
+def busiest_rank(ep: X, experts: int, top_k: int, tokens: X, popularity: float = 1.0) -> tuple[X, X]:
     """Return the experts with tokens and the rows of the rank that has most of them, each beyond those of a mean rank.
 
     Of tokens routed at random, as many experts on each of `ep` ranks: what a rank has spreads by the variance of
-    sampling without replacement, less what ranks take from each other.
+    sampling without replacement, less what ranks take from each other. Where experts are not as popular as each other
+    (`distinct_experts`), what its own happen to be adds to both: the variance of means of a finite population, and the
+    share of rows that follows from it however many tokens there are.
 
     >>> [round(more, 2) for more in busiest_rank(8, 256, 8, 16)]
     [4.01, 5.7]
+    >>> [round(more / 1000, 3) for more in (busiest_rank(8, 128, 8, 1000)[1], busiest_rank(8, 128, 8, 1000, 100)[1])]
+    [0.044, 0.397]
     """
     if experts <= top_k:
         return 0 * tokens, 0 * tokens
     missed = raised(1 - top_k / experts, tokens)
     both = raised((experts - top_k) * (experts - top_k - 1) / (experts * (experts - 1)), tokens)
-    hits = maximum(missed - both, 0.0) * divide(cast(X, experts), ep)
-    rows = tokens * top_k / ep * (experts - top_k) / (experts - 1)
+    local, mean = divide(cast(X, experts), ep), tokens * top_k / ep
+    hits = maximum(missed - both, 0.0) * local
+    rows = mean * (experts - top_k) / (experts - 1)
+    if popularity != 1:
+        apart = (experts - local) / (experts - 1)
+        hits = hits + local * apart * _hit_variance(experts, top_k, tokens, popularity)
+        rows = rows + mean * mean * apart / local * _chance_variance(popularity)
     most = largest_of_normals(ep)
     return most * power(hits, 0.5), most * power(rows, 0.5)
+
+
+def _chance_variance(popularity: float) -> float:
+    """Return the variance of how popular experts are, their mean being 1: logarithms spread evenly by a factor.
+
+    The integrals of P^u and P^2u over u from 0 to 1.
+
+    >>> round(_chance_variance(100), 3)
+    1.349
+    """
+    return (popularity + 1) * math.log(popularity) / (2 * (popularity - 1)) - 1
+
+
+def _hit_variance(experts: int, top_k: int, tokens: X, popularity: float) -> X:
+    """Return the variance among experts of the chance to get any of some tokens."""
+    mean = sum(share * popularity**point for point, share in _POINTS)
+    first = second = 0 * tokens
+    for point, share in _POINTS:
+        hit = 1 - raised(max(1 - top_k / experts * popularity**point / mean, 0.0), tokens)
+        first, second = first + share * hit, second + share * hit * hit
+    return maximum(second - first * first, 0.0)
 
 
 def routed_tokens(y: Layout[X]) -> X:
@@ -124,7 +155,7 @@ def experts_of(y: Layout[X], moe: MoE, D: int) -> Experts[X]:
     tokens, rows = T * ep * etp / y.work.copies, routed_rows(y, moe) * etp
     hit = distinct_experts(local, moe.experts, moe.top_k, tokens, y.work.popularity)
     if y.work.phase != "train":
-        more_hit, more_rows = busiest_rank(ep, moe.experts, moe.top_k, tokens)
+        more_hit, more_rows = busiest_rank(ep, moe.experts, moe.top_k, tokens, y.work.popularity)
         hit, rows = hit + more_hit, rows + more_rows * y.work.copies
     hit = local if y.work.pad_to_capacity else minimum(hit, local)
     return Experts(local=local, hit=hit, rows=rows, fair=fair, D=moe.latent or D,
