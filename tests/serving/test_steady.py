@@ -681,16 +681,36 @@ def test_a_prompt_beside_which_nobody_decodes_takes_its_own_step(engine: str) ->
     assert found.empty.ttft_seconds > 0.01
 
 
-@pytest.mark.parametrize("steps", [1.0, 4.0])
-def test_what_follows_on_a_prompt_lasts_no_longer_than_an_answer(steps: float) -> None:
-    """It falls by the load from step to step: of two tokens' one step all of it was charged, 27 ran where 10 did."""
+@pytest.mark.parametrize(
+    ("steps", "ahead", "times"), [(1, False, 1), (4, False, 4), (1, True, 0), (2, True, 1), (3, True, 1), (8, True, 4)]
+)
+def test_what_follows_on_a_prompt_lasts_no_longer_than_an_answer(steps: int, ahead: bool, times: int) -> None:
+    """It falls by the load from step to step: of two tokens' one step all of it was charged, 27 ran where 10 did.
+
+    Where a step is scheduled as the one before begins, from every second step to the next.
+    """
     form = draw("replica", 23).fleet.decode.form
     loads = form.loads(0.5 * float(form.capacity[0]))
+    policy = replace(form.policy, async_scheduling=ahead)
     short, endless = (
-        lingering_of(loads, replace(form.moments, answers=(each,)), form.policy).seconds for each in (steps, 1e9)
+        lingering_of(loads, replace(form.moments, answers=(each,)), policy).seconds for each in (float(steps), 1e9)
     )
     assert form.policy.mixed
-    np.testing.assert_allclose(short / endless, 1 - loads.load**steps, rtol=1e-6)
+    np.testing.assert_allclose(short / endless, 1 - loads.load**times, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("engine", "made", "within"), [("vllm", 2, 0.25), ("tensorrt-llm", 2, 0.25), ("vllm", 3, 0.1), ("vllm", 5, 0.1)]
+)
+def test_the_step_after_a_prompt_knows_nothing_of_it(engine: str, made: int, within: float) -> None:
+    """Answers of two tokens were said to wait for prompts that come two steps later: 7 times the run's at this load."""
+    asked = Workload(
+        input_tokens=Length(mean=2000), output_tokens=Length(mean=made), arrivals=Arrivals(rate=3.5), count=6000
+    )
+    options = LoadOptions(serving=ServingOptions(engine=engine))
+    on = Cluster.parse("4xh100-sxm-80gb")
+    found = serve(load_model("llama-3.1-70b"), on, Plan(tp=4), asked, Serving(), options)
+    assert found.steady.tpot_seconds == pytest.approx(found.latencies["tpot"]["mean"], rel=within)
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,22 @@ def _over_before(moments: LengthMoments, while_left: X, busy: X) -> tuple[X, X, 
     return sum(ends[1:], ends[0]) / many, sum(per_step[1:], per_step[0]) / many, sum(within[1:], within[0]) / many
 
 
+def followed(keeps: X, moments: LengthMoments, policy: Policy, cycles: Any = 1.0) -> tuple[X, X]:
+    """Return how much of what follows on a prompt does so within an answer, and that over its steps, in the mean.
+
+    What came in a step runs in the next, so that what follows falls from step to step (an autoregression), of which
+    one of an answer is so many. Where a step is scheduled as the one before begins it runs two steps later.
+    """
+    ended, logs = [], log2(maximum(keeps, 1e-12))
+    for steps in moments.answers:
+        many = steps * cycles
+        if policy.async_scheduling:  # 0 of 1, 1 of 2 and 3: a line from odd to even ones
+            many = many / 2 // 1 + maximum(many - many / 2 // 1 * 2 - 1, 0.0)
+        ended.append(1 - raised(2.0, logs * many))
+    each = sum(one / steps for one, steps in zip(ended, moments.answers, strict=True))
+    return sum(ended[1:], ended[0]) / len(ended), each / len(ended)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lingering(Generic[X]):
     """What prompts delay a request beyond their mean share of its steps."""
@@ -244,10 +260,7 @@ def lingering_of(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) ->
     )
     single = exponential((1 - maximum(batch.together, 1.0)) / arriving)
     left, joint = single * left, (1 - single) * joint
-    # What follows on a prompt falls by the load from step to step, and an answer has so many of these.
-    ended = [1 - raised(2.0, steps * log2(maximum(batch.load, 1e-12))) for steps in moments.answers]
-    whole = sum(ended) / len(ended)
-    each_step = sum(one / steps for one, steps in zip(ended, moments.answers, strict=True)) / len(ended)
+    whole, each_step = followed(batch.load, moments, policy)
     # Where more come than a step has room for beside so many sequences the queue has no mean.
     over = above(busy, 0.999 * FULL, 1.0, single * within + 1 - single)
     return Lingering(

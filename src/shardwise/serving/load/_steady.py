@@ -29,6 +29,7 @@ from shardwise.serving.load._batch_times import (
     begin_chance,
     bunched,
     first_token,
+    followed,
     lingering_of,
     mean_of,
     poisson_of,
@@ -265,9 +266,8 @@ class Replicas:
 
     def _cycle_tempo(self, rate: Any) -> BatchTimes[Any]:
         """Return the pace of batches that go round together, or of one whose steps have room for all who come."""
-        p, policy, cycles = self.prices, self.policy, self.prices.cycles
-        prompts, rate = rate, rate * self.batches.many * cycles.pieces
-        at = cycles.going(rate)
+        p, policy, cycles, prompts = self.prices, self.policy, self.prices.cycles, rate
+        at = cycles.going(rate := rate * self.batches.many * cycles.pieces)
         if policy.balance_steps:
             in_lockstep = (p.counts >= 1) & ~self.batches.piped & (self.batches.many > 1)
             steps = np.where(in_lockstep, policy.balance_steps, 1)
@@ -288,9 +288,10 @@ class Replicas:
         busy = np.minimum(prompts * cycles.pieces * at.own, FULL) if policy.balances == "turns" else 0.0
         cut = (self.batches.many > 1) & ~self.batches.piped & policy.chunked
         behind = np.where(cut, prompts * p.behind * at.own**2 / (1 - busy), 0.0 * own)
+        whole, per_step = followed(np.where(self.batches.piped, 0.0, at.two), self.moments, policy, 1 / (1 - at.alone))
         times = BatchTimes(
-            decode=cycles.decode, prompts=step - cycles.decode, lingering=at.following + at.left,
-            lingering_per_step=(at.following + at.left) * self.moments.inverse_steps, over=1 + 0 * step,
+            decode=cycles.decode, prompts=step - cycles.decode, lingering=at.following * whole + at.left,
+            lingering_per_step=at.following * per_step + at.left * self.moments.inverse_steps, over=1 + 0 * step,
             load=np.where(self.batches.many > 1, 1 - cycles.decode / step, at.keeps),
             rest=rest, own=own - at.left, others=behind, empty=p.alone + 0 * step, placed=at.cycle * p.pieces,
         )  # fmt: skip
@@ -324,7 +325,7 @@ class Replicas:
         return replace(lane, full_seconds=full, carried_seconds=carried, rate=asked, running=running)
 
     def _at(self, rate: Any, turns: Any) -> Steady[Any]:
-        p, moments = self.prices, self.moments
+        p, moments, turns = self.prices, self.moments, np.broadcast_to(np.asarray(turns, float), rate.shape)
         most_served = np.asarray(1 / self._seconds[:, -1])
         n, steps = p.counts, max(moments.steps, 1e-9)
         pace = as_many_as_end(self._tempo(rate), n / (rate[:, None] * steps), n < n[:, -1:], moments.steps)
@@ -332,7 +333,6 @@ class Replicas:
         load, seconds = np.asarray(pace.load), np.asarray(pace.step + pace.lingering / steps)
         # Bunches widen the distribution, the less the more outputs differ (M^X/G/infinity), and as far as an answer
         # outlasts them.
-        turns = np.broadcast_to(np.asarray(turns, float), rate.shape)
         width = 1 + (1 / (1 - load) ** 2 / turns[:, None] - 1) * moments.overlap * np.asarray(pace.over)
         tail = np.minimum(rate / most_served, 0.999)
         ratio = rate[:, None] * steps * seconds / n
