@@ -11,6 +11,7 @@ from shardwise.plans import Arrivals, Length, Limit, Plan, Workload
 from shardwise.records import replace
 from shardwise.search import IntRanges, LoadSpace, ServingSpace, plan_serve
 from shardwise.search._load_bounds import least
+from shardwise.search._load_front import front_of
 from shardwise.search._load_groups import LoadSearch
 from shardwise.search._load_pools import candidates
 from shardwise.serving import ServingOptions, infer
@@ -117,3 +118,31 @@ def test_attention_groups_that_share_experts_take_fewer_devices() -> None:
     best = plan_serve(load_model("deepseek-v3"), on, asked, None, None, (space, "devices", 1)).best[0]
     assert best.meets
     assert (best.devices, best.groups, best.base.plan.ep) == (24, 2, 8)
+
+
+FRONTS = (
+    ("llama-3.1-70b", "8xh100-sxm-80gb", "vllm", (2000, 0.0), (300, 0.0)),
+    ("llama-3.1-70b", "8xa100-sxm-80gb", "tensorrt-llm", (2000, 0.8), (2, 0.0)),
+    ("deepseek-v2-lite", "8xl40s", "vllm", (500, 0.8), (100, 0.8)),
+    ("qwen3-30b-a3b", "8xh100-sxm-80gb", "sglang", (1000, 0.0), (50, 0.8)),
+    ("mixtral-8x7b", "8xh200-sxm-141gb", "vllm-v0", (4000, 0.8), (400, 0.8)),
+)
+
+
+@pytest.mark.parametrize(("model", "on", "engine", "prompt", "made"), FRONTS)
+def test_the_front_is_that_of_all_layouts(
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    on: str,
+    engine: str,
+    prompt: tuple[int, float],
+    made: tuple[int, float],
+) -> None:
+    """Layouts that others beat at a lower share of what they carry are not asked at a higher one."""
+    lengths = [Length(kind="lognormal" if cv else "fixed", mean=mean, cv=cv) for mean, cv in (prompt, made)]
+    asked = Workload(input_tokens=lengths[0], output_tokens=lengths[1], arrivals=Arrivals(rate=1.0), count=600)
+    search = searched(model, on, asked, LoadOptions(serving=ServingOptions(engine=engine)))
+    some = front_of(search)
+    monkeypatch.setattr("shardwise.search._load_front._Beaten.fastest", lambda self, each: 0.0)
+    assert some == front_of(search)
+    assert len(some) > 5

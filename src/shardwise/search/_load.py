@@ -20,6 +20,7 @@ from shardwise.models import Model
 from shardwise.notebook import Card, CardLine, in_words, plain_line
 from shardwise.plans import Limit, Serving, Workload
 from shardwise.records import dataclass, replace
+from shardwise.search._load_front import front_of
 from shardwise.search._load_groups import (
     LOAD_OBJECTIVES,
     POOLS,
@@ -80,7 +81,7 @@ class LoadResult(Card):
     @cached_property
     def front(self) -> tuple[FrontPoint, ...]:
         """The points that none beats in tokens a second of a device and of a user."""
-        return self.search.front()
+        return front_of(self.search)
 
     @property
     def _none(self) -> str:

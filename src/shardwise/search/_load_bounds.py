@@ -43,6 +43,11 @@ def least(steady: Steady[Any], empty: Steady[Any], limit: Limit, closed: bool = 
     return (_CLOSED_NEAR_MEAN if closed else _NEAR_MEAN) * (mean if limit.quantile != "p50" else floor)
 
 
+def rows_of(steady: Steady[Any], rows: Any) -> Steady[Any]:
+    """Return the means of some layouts."""
+    return Steady(**{f.name: np.asarray(getattr(steady, f.name))[..., rows] for f in fields(Steady)})
+
+
 def stacked(every: Sequence[Steady[Any]]) -> Steady[Any]:
     """Return means at several rates as one, a row for each rate."""
     return Steady(**{f.name: np.stack([getattr(one, f.name) for one in every]) for f in fields(Steady)})

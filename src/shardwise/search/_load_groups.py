@@ -15,8 +15,8 @@ from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.records import dataclass, replace
 from shardwise.search._empty import empty_rejections, why_empty_serving
-from shardwise.search._load_bounds import SHARES, least, stacked, with_users
-from shardwise.search._result import FrontPoint, Rejection
+from shardwise.search._load_bounds import SHARES, least, rows_of, stacked, with_users
+from shardwise.search._result import Rejection
 from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, ServingGrid
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._space import IntRanges
@@ -45,12 +45,10 @@ POOLS = ("aggregated", "disaggregated", "both")
 LOAD_OBJECTIVES = ("devices", "cost", "ttft", "tpot", "e2e")
 # Devices of one replica that are tried unless the space says otherwise.
 REPLICA_DEVICES = IntRanges(ranges=((1, 16), (24, 24), (32, 32), (64, 64)))
-# Shares of the capacity at which the front is drawn.
-_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # Replicas for each that a load fills, where it does not matter how many there are.
 _EMPTY = 1000.0
-# A point of the front is listed where it serves more tokens than the one before it by this factor.
-_CLEARLY = 1.02
+# Of fewer layouts than this share of those that are asked together a closed form of their own is quicker.
+_FEW = 0.6
 DEVICES, LOAD, SIMULATED = "devices", "load", "simulated"
 
 
@@ -133,6 +131,15 @@ class LoadGroup:
     def devices(self) -> Any:
         """Devices of one replica of each layout."""
         return np.array([plan.num_devices for plan in self.plans])
+
+    def some(self, rows: Any) -> LoadGroup:
+        """Return some of the layouts, by their rows in order, with what is known of all."""
+        if self.form is None:
+            raise LookupError(self)
+        plans = tuple(self.plans[row] for row in rows.tolist())
+        part = replace(self, plans=plans, form=self.form.some(rows))
+        vars(part)["empty"] = rows_of(self.empty, rows)
+        return part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,15 +225,13 @@ class LoadSearch:
         turns = replicas if self.options.router == "round-robin" else 1.0
         return group.form.at(self.workload.arrivals.rate / (replicas * groups), np.maximum(turns, 1.0))
 
-    def keeps(self, group: LoadGroup, empty: Steady[Any], replicas: Any) -> Any:
+    def keeps(self, group: LoadGroup, replicas: Any) -> Any:
         """Return which layouts keep every limit on so many replicas, as far as the closed form can tell."""
-        if group.form is None:
-            raise LookupError(group)
         steady, closed = self.steady(group, replicas), self.workload.arrivals.users > 0
         # A closed loop asks no more than is carried.
         kept = closed | (steady.rate <= FULLEST * steady.capacity)
         for limit in self.options.limits:
-            kept = kept & (least(steady, empty, limit, closed) * self.margin(group.case, limit) <= limit.seconds)
+            kept = kept & (least(steady, group.empty, limit, closed) * self.margin(group.case, limit) <= limit.seconds)
         return kept
 
     def margin(self, case: ServingCase, limit: Limit) -> float:
@@ -242,29 +247,49 @@ class LoadSearch:
 
         Of endless devices as many are tried as leave each almost empty; first those that carry the load, or few more.
         """
-        if group.form is None:
-            raise LookupError(group)
         known = self.fewest_known.get((id(group), devices))
         if known is not None:
             return known
-        empty, rate, users = group.empty, self.workload.arrivals.rate, self.workload.arrivals.users
+        low, high, kept = self._sought(group, devices)
+        part, rows, more = group, np.arange(len(low)), 0.0
+        while (sought := kept & (low < high)).any():
+            # What is known, or is never enough, is not tried again.
+            if not self.workload.arrivals.users and np.count_nonzero(sought) < _FEW * len(rows):
+                rows = np.flatnonzero(sought)
+                part = group.some(rows)
+            at, until = low[rows], high[rows]
+            tried = np.where(sought[rows], np.minimum(at + more, np.floor((at + until) / 2)), until)
+            fine, more = self.keeps(part, tried), 4 * more + 3
+            low[rows], high[rows] = np.where(fine, at, np.minimum(tried + 1, until)), np.where(fine, tried, until)
+        self.fewest_known[id(group), devices] = replicas = np.where(kept, high, np.inf)
+        return replicas
+
+    def _sought(self, group: LoadGroup, devices: float) -> tuple[Any, Any, Any]:
+        """Return between which numbers of replicas the fewest of each layout are, and which are ever enough."""
+        if group.form is None:
+            raise LookupError(group)
+        rate, users, have = self.workload.arrivals.rate, self.workload.arrivals.users, self.cluster.num_devices
         low = np.maximum(np.ceil(rate / (FULLEST * group.form.batches.groups * group.form.capacity)), 1.0)
         most = devices // group.devices if np.isfinite(devices) else _EMPTY * low
         most = np.minimum(most, users) if users else most  # no replica is without a user
-        high, have = np.maximum(most, low).astype(float), self.cluster.num_devices
+        high = np.maximum(most, low).astype(float)
+        known = np.zeros(len(low), bool)
         if devices > have:
             # What is enough on all that there are is enough on more, and what is not needs more.
             few, more_than_all = self.fewest(group, have), have // group.devices + 1
-            low = np.where(np.isfinite(few), few, np.minimum(np.maximum(low, more_than_all), high))
-            high = np.where(np.isfinite(few), few, high)
-        kept, more = self.keeps(group, empty, high), 0.0
-        while (sought := kept & (low < high)).any():
-            # What is known, or is never enough, stays as it is: nothing of it is computed again.
-            tried = np.where(sought, np.minimum(low + more, np.floor((low + high) / 2)), high)
-            fine, more = self.keeps(group, empty, tried), 4 * more + 3
-            low, high = np.where(fine, low, np.minimum(tried + 1, high)), np.where(fine, tried, high)
-        self.fewest_known[id(group), devices] = replicas = np.where(kept & (high <= most), high, np.inf)
-        return replicas
+            known = np.isfinite(few)
+            low = np.where(known, few, np.minimum(np.maximum(low, more_than_all), high))
+            high = np.where(known, few, high)
+        kept, rows = known.copy(), np.flatnonzero(~known)
+        if users or not known.any():
+            kept = self.keeps(group, high) & (high <= most)
+        elif len(rows):
+            kept[rows] = self.keeps(group.some(rows), high[rows]) & (high <= most)[rows]
+        return low, high, kept
+
+    def ever(self, group: LoadGroup) -> Any:
+        """Return which layouts keep the limits on some number of devices."""
+        return self._sought(group, np.inf)[2]
 
     @property
     def sparing(self) -> bool:
@@ -288,35 +313,6 @@ class LoadSearch:
         )  # fmt: skip
         cluster = part_of(self.cluster, candidate.devices)
         return serve(self.grid.model, cluster, plan, replace(self.workload, count=count), candidate.job, options)
-
-    def front(self) -> tuple[FrontPoint, ...]:
-        """Return the points that none beats in tokens a second of a device and of a user, the fastest user first."""
-        points = []
-        output = 1.0
-        for index, group in enumerate(self.groups):
-            if group.form is None:
-                continue
-            output = group.form.moments.output_tokens
-            for share in _SHARES:
-                rate = share * group.form.capacity
-                steady = group.form.at(rate)
-                kept = np.isfinite(steady.ttft_seconds)  # some take longer than numbers hold
-                for limit in self.options.limits:
-                    kept &= least(steady, group.empty, limit) * self.margin(group.case, limit) <= limit.seconds
-                for row in np.flatnonzero(kept).tolist():
-                    user = 1 / max(float(steady.tpot_seconds[row]), 1e-9)
-                    whole = float(rate[row]) * int(group.plans[row].dp)
-                    each = whole * output / float(group.devices[row])
-                    points.append((user, each, index, row, whole, float(steady.ttft_seconds[row])))
-        front_points, most = [], 0.0
-        for user, each, index, row, rate_, ttft in sorted(points, key=lambda one: (-one[0], -one[1])):
-            if each > _CLEARLY * most:
-                most, group = each, self.groups[index]
-                front_points.append(FrontPoint(
-                    plan=group.plans[row], job=group.job, engine=group.engine, rate=rate_,
-                    tokens_per_second_per_gpu=each, tokens_per_second_per_user=user, ttft_seconds=ttft,
-                ))  # fmt: skip
-        return tuple(front_points)
 
     def rejected(self, missed: int) -> tuple[Rejection, ...]:
         """Return the laws and limits with the layouts that fell to each, and what would do."""
@@ -369,16 +365,21 @@ class LoadSearch:
         forms = [g for g in self.groups if g.form is not None and self.space.pools != "disaggregated"]
         needed = [one for one in self.pairs if np.isfinite(one)]
         never += len(self.pairs) - len(needed)
+        beyond = []
         for group in forms:
-            few, need = self.fewest(group, have), self.fewest(group, np.inf) * group.devices
+            few, ever = np.isfinite(self.fewest(group, have)), self.ever(group)
             kept = np.all([self._floors(group, one) <= one.seconds for one in self.options.limits], axis=0)
-            some |= bool(np.isfinite(few).any())
-            never += int(np.count_nonzero(~np.isfinite(need) & kept))
-            needed += need[np.isfinite(need) & ~np.isfinite(few)].tolist()
-        if needed:
-            say = "others need fewer" if some else f"use {min(needed):,.0f} devices"
+            some |= bool(few.any())
+            never += int(np.count_nonzero(~ever & kept))
+            beyond.append((group, ever & ~few))
+        if many := len(needed) + sum(int(np.count_nonzero(more)) for _, more in beyond):
+            say = "others need fewer"
+            if not some:
+                for group, more in beyond:
+                    needed += (self.fewest(group, np.inf) * group.devices)[more].tolist()
+                say = f"use {min(needed):,.0f} devices"
             title = f"more than {have:,} devices are needed"
-            yield Rejection(name=DEVICES, title=title, count=len(needed), remedy=say)
+            yield Rejection(name=DEVICES, title=title, count=many, remedy=say)
         limits = bool(self.options.limits)
         if never:
             title = f"no number of replicas {'keeps the limits' if limits else 'carries the load'}"

@@ -302,7 +302,10 @@ def rows_of(table: T, rows: Any) -> T:
             columns[f.name] = rows_of(value, rows)
         elif np.ndim(value) > 1:
             columns[f.name] = np.take(value, rows, axis=-2)
-    return cast(T, replace(cast(Any, table), **columns))
+    some = cast(T, replace(cast(Any, table), **columns))
+    if isinstance(table, Cycles) and "_unequal" in vars(table):
+        vars(some)["_unequal"] = tuple(np.take(one, rows, axis=-2) for one in table._unequal)
+    return some
 
 
 @lru_cache(16)

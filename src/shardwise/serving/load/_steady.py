@@ -41,7 +41,7 @@ from shardwise.serving.load._batch_times import (
 from shardwise.serving.load._batches import EQUAL, Batches
 from shardwise.serving.load._bulk import PromptSteps, gathered
 from shardwise.serving.load._cycle_prices import PROMPTS
-from shardwise.serving.load._lockstep import rows_of
+from shardwise.serving.load._layouts import merged, parts_of, some_of
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._prices import LoadPrices
@@ -150,35 +150,17 @@ class Replicas:
         )  # fmt: skip
 
     @cached_property
-    def _parts(self) -> tuple[tuple[Any, Replicas], ...]:
-        """The rows of one batch and those of several, apart: what is asked of the one is not of the other."""
-        several = self.batches.many[:, 0] > 1
-        if several.all() or not several.any():
-            return ((slice(None), self),)
-        rows = tuple(np.flatnonzero(some) for some in (several, ~several))
-        return tuple(
-            (
-                at,
-                replace(
-                    self, prices=rows_of(self.prices, at), cache_tokens=self.cache_tokens[at],
-                    batches=Batches(groups=self.batches.groups[at], lanes=self.batches.lanes[at]),
-                ),
-            )
-            for at in rows
-        )  # fmt: skip
+    def parts(self) -> tuple[tuple[Any, Replicas], ...]:
+        """The rows of one batch and those of several, apart."""
+        return parts_of(self)
+
+    def some(self, rows: Any) -> Replicas:
+        """Return the closed form of some layouts, by their rows in order."""
+        return some_of(self, rows)
 
     def _tempo(self, rate: Any) -> BatchTimes[Any]:
         """Return the pace of one batch at every number of its sequences."""
-        parts = [(at, part._tempo_alike(rate[at])) for at, part in self._parts]
-        if len(parts) == 1:
-            return parts[0][1]
-        whole = {}
-        for field in fields(BatchTimes):
-            some = [(at, getattr(times, field.name)) for at, times in parts]
-            whole[field.name] = np.empty((len(rate), max(values.shape[-1] for _, values in some)))
-            for at, values in some:
-                whole[field.name][at] = values
-        return BatchTimes(**whole)
+        return merged([(at, part._tempo_alike(rate[at])) for at, part in self.parts], len(rate))
 
     def _tempo_alike(self, rate: Any) -> BatchTimes[Any]:
         """Return the pace of layouts that all have one batch, or all several."""
