@@ -143,7 +143,7 @@ class Replicas:
         filled = 0.0 * prompt
         if policy.mixed and (p.together < 1).any():
             short, filled = run_ends(p.short, p.unfilled, rate * (p.decode / p.together + prompt))
-            prompt = prompt + short
+            prompt, filled = prompt + short, np.where(p.together < 1, filled, 0.0)
         return BatchLoad(
             rate=rate, decode=p.decode, prompt=prompt, first_prompt=prompt if policy.mixed else first,
             spread=p.spread, pieces=p.pieces, behind=p.behind, together=p.together, filled=filled,
