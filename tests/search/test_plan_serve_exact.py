@@ -130,6 +130,9 @@ FRONTS = (
     ("deepseek-v2-lite", "8xl40s", "vllm", (500, 0.8), (100, 0.8)),
     ("qwen3-30b-a3b", "8xh100-sxm-80gb", "sglang", (1000, 0.0), (50, 0.8)),
     ("mixtral-8x7b", "8xh200-sxm-141gb", "vllm-v0", (4000, 0.8), (400, 0.8)),
+    # Prompts in steps of their own: at half of the load each interrupts its own, and tokens wait longest.
+    ("gpt-oss-120b", "4xh200-sxm-141gb", "sglang", (128, 0.0), (32, 0.8)),
+    ("gpt-oss-20b", "4xl40s", "sglang", (128, 0.0), (100, 0.0)),
 )
 
 

@@ -59,7 +59,8 @@ class _Beaten:
 def front_of(search: LoadSearch) -> tuple[FrontPoint, ...]:
     """Return the points that none beats in tokens a second of a device and of a user, the fastest user first.
 
-    Users are no faster under more load: what is beaten by one at a lower share is not asked.
+    Users are no faster than of an empty replica, and no faster under more load unless prompts run in steps of their
+    own, or are held: then as many of them share a step. What is beaten by users that are known is not asked.
     """
     points: list[_Point] = []
     groups, beaten = search.groups, _Beaten()
@@ -102,7 +103,8 @@ def _at(search: LoadSearch, place: tuple[int, int], share: float, known: tuple[A
     kept = np.isfinite(steady.ttft_seconds)  # some take longer than numbers hold
     for limit in search.options.limits:
         kept &= least(steady, part.empty, limit) * search.margin(group.case, limit) <= limit.seconds
-    users[rows] = 1 / np.maximum(steady.tpot_seconds, 1e-9)
+    if group.policy.mixed and not group.policy.balance_steps:
+        users[rows] = 1 / np.maximum(steady.tpot_seconds, 1e-9)
     points = []
     for at in np.flatnonzero(kept).tolist():
         row = int(rows[at])
