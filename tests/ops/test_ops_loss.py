@@ -56,6 +56,24 @@ def test_a_fused_linear_loss_holds_one_chunk_of_logits(tokens: int, chunk: int) 
     assert not op.saves
 
 
+@pytest.mark.parametrize(("tokens", "chunks"), [(64, 64), (4096, 64), (5000, 40)])
+@pytest.mark.parametrize("trains", [(), ("none",)])
+def test_each_chunk_of_a_fused_linear_loss_casts_a_wide_weight(tokens: int, chunks: int, trains: tuple[str]) -> None:
+    """Autocast makes 16 bits of the weight for each chunk's logits, and again for its gradient where it is frozen.
+
+    A custom function on torch 2.14.1 casts a frozen weight twice a chunk, one that trains once more than it has chunks;
+    the head has one of these casts.
+    """
+    model, base = Model.load("gpt2"), _with_loss(tokens, "fused-linear")
+    tuning = tuning_of(Training(seq_len=tokens, global_batch=1, trains=trains), find_stack("trl")) if trains else None
+    y = lay_out(base.degrees, base.work, replace(base.choices, autocast=True, tuning=tuning))
+    (op,), (narrow,) = loss(y, model), loss(base, model)
+    copy = 2 * model.hidden * model.vocab
+    casts = 2 * chunks - 1 if trains else chunks
+    assert op.forward_bytes - narrow.forward_bytes == 3 * copy * casts
+    assert op.transient_bytes - narrow.transient_bytes == copy
+
+
 def test_cut_cross_entropy_computes_logits_again() -> None:
     """CCE keeps the head's input and the log-sum of each token, and backward has the head's FLOPs once more."""
     model, y, plain = Model.load("gpt2"), _with_loss(512, "cce"), _with_loss(512, "")

@@ -199,6 +199,21 @@ def whole_loss(y: Layout[X], width: int, V: X) -> tuple[Op[X], ...]:
         return (_checkpointed(y, T, width, V),)
     if y.stack.loss_kernel == "chunked-entries":
         return (_by_entries(y, T, width, V),)
-    # The kernel reads the logits of a chunk twice and writes their gradient in place.
-    chunk = y.a * _chunk_tokens(T, width, V) * V
-    return (memory_op(y, "loss", "loss", (3 * y.a * T * V, 0 * T), transient_bytes=chunk, kernels=5, role="loss"),)
+    return (_in_chunks(y, T, width, V),)
+
+
+def _in_chunks(y: Layout[X], T: X, width: int, V: X) -> Op[X]:
+    """Return Liger's cross entropy, whose products with the weight run chunk by chunk in forward.
+
+    Source: github.com/linkedin/Liger-Kernel src/liger_kernel/ops/fused_linear_cross_entropy.py. The kernel reads the
+    logits of a chunk twice and writes their gradient in place. Under autocast each chunk makes 16 bits of a fp32
+    weight for its logits, of a view, and for the gradient of its input, which autocast keeps of a weight that trains
+    alone (pytorch aten/src/ATen/autocast_mode.cpp cached_cast). The head has one of these casts.
+    """
+    tuning, rows = y.choices.tuning, _chunk_tokens(T, width, V)
+    wide = y.choices.autocast or (tuning is not None and tuning.wide_head)
+    copy = y.a * V * width if wide else 0 * T
+    chunks = ceil(divide(T, rows))
+    casts = chunks if tuning is None or not tuning.freezes or "head" in tuning.trains else 2 * chunks - 1
+    moved = 3 * y.a * T * V + (4 + y.a) / y.a * casts * copy
+    return memory_op(y, "loss", "loss", (moved, 0 * T), transient_bytes=y.a * rows * V + copy, kernels=5, role="loss")
