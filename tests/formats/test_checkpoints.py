@@ -90,18 +90,19 @@ def test_a_function_that_saves_behind_its_products_runs_them_all_again(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("text", "more"),
+    ("text", "more", "most"),
     [
-        (FACTORY, "enable_liger_kernel: true\n"),
-        (FACTORY + "stage: dpo\n", "enable_liger_kernel: true\n"),
-        (TRL, "use_liger_kernel: true\n"),
-        (AXOLOTL, LIGER),
+        (FACTORY, "enable_liger_kernel: true\n", 1.05),
+        (FACTORY + "stage: dpo\n", "enable_liger_kernel: true\n", 0.93),
+        (TRL, "use_liger_kernel: true\n", 0.93),
+        (AXOLOTL, LIGER, 0.93),
     ],
 )  # fmt: skip
-def test_liger_fuses_norms_and_activations_too(text: str, more: str, tmp_path: Path) -> None:
+def test_liger_fuses_norms_and_activations_too(text: str, more: str, most: float, tmp_path: Path) -> None:
     """Each norm keeps its 16-bit input, the activation gate and up: 61,440 bytes a token and layer less.
 
-    Of the steps a norm keeps 4 D more, and the activation one of its width: 2 * 4 * 4096 + 2 * 14336.
+    Of the steps a norm keeps 4 D more, and the activation one of its width: 2 * 4 * 4096 + 2 * 14336. LLaMA-Factory
+    trains fp32 weights, of which each of the 32 chunks of the loss casts the head's: 2,048 tokens gain nothing.
     """
     text += "disable_gradient_checkpointing: true\n" if text.startswith(FACTORY) else ""
     text += "gradient_checkpointing: false\n" if text.startswith(TRL) else ""
@@ -109,7 +110,7 @@ def test_liger_fuses_norms_and_activations_too(text: str, more: str, tmp_path: P
     tokens = 2048 * eager.case.job.sequences
     kept = [one.evaluation.parts.kinds[0].kept_bytes / tokens for one in (eager, fused)]
     assert kept[0] - kept[1] == 61440
-    assert fused.step_seconds < 0.93 * eager.step_seconds
+    assert fused.step_seconds < most * eager.step_seconds
 
 
 def test_a_layer_of_liger_s_keeps_what_its_functions_save(tmp_path: Path) -> None:
