@@ -237,11 +237,16 @@ def base_of(keys: Keys, bits: int | None, way: str, under: str = "") -> str:
 
 # model/model_utils/attention.py configure_attn_implementation; auto is transformers' own choice
 # but for gpt_oss (`Stack.loads_sinks_kernel`).
-_ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
+_ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2", "fa3": "flash_attention_3"}
 
 
 def _stack(keys: Keys, stack: Stack, model: Model | None) -> Stack:
-    stack = with_attention(_trainer.synchronised(keys, stack), _ATTENTION.get(keys.word("flash_attn"), ""))
+    asked = keys.word("flash_attn")
+    stack = with_attention(_trainer.synchronised(keys, stack), _ATTENTION.get(asked, ""))
+    if model is not None and model.family == "gemma2" and asked in ("", "auto"):
+        keys.assumed.append(
+            "eager attention: of Gemma 2, auto is fa2 where flash_attn is installed: give flash_attn: fa2"
+        )
     if keys.flag("use_reentrant_gc") is False:
         stack = replace(stack, checkpoint_reenters="")
     if not keys.flag("enable_liger_kernel") or not liger_patches(keys, model):
