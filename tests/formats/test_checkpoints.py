@@ -246,3 +246,18 @@ def test_unsloth_within_llamafactory_is_unsloth(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
     case = case_of(text + "use_unsloth: true\ndeepspeed: ds.json\n", tmp_path)
     assert any("use_unsloth" in note for note in case.assumed)
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [
+        ("[q_proj, gate_proj, q_a_proj]", ("q_proj", "gate_proj")),
+        ("[q_a_proj, kv_b_proj]", ("q_a_proj", "kv_b_proj")),
+        ("'model.layers.[\\d]+.(mlp|self_attn).(up|q_a)_proj'", ("up_proj",)),
+    ],
+)
+def test_targets_that_a_model_lacks_are_left_out(names: str, kept: tuple[str, ...], tmp_path: Path) -> None:
+    """Names that match count, and a list of which none does is refused (peft 0.21.2 inject_adapter)."""
+    case = case_of(AXOLOTL + f"adapter: lora\nlora_r: 8\nlora_target_modules: {names}\n", tmp_path)
+    assert case.job.targets == kept
+    assert any("which peft leaves out" in note for note in case.assumed) is (kept[0] != "q_a_proj")

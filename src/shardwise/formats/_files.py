@@ -59,7 +59,11 @@ def import_file(
             read = next(module for module in modules if module.recognises(name, text)).read
             case = cast("Imported", read(text, name, around))
     _refuse_foreign(case, name, text, around)
-    return case
+    if not case.job.targets:
+        return case
+    from shardwise.formats._targets import with_own_targets
+
+    return with_own_targets(case)
 
 
 def _refuse_foreign(case: Imported, name: str, text: str, around: ImportContext) -> None:

@@ -119,7 +119,7 @@ def model_from_sizes(sizes: Mapping[str, Any]) -> Model:
     return Model.of(architecture_from_sizes(sizes))
 
 
-_TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt", "-deduped")
+_TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt", "-deduped", "-sft", "-dpo")
 
 
 @typed
@@ -225,8 +225,8 @@ def namesake(word: str) -> str | None:
 
     >>> namesake("NousResearch/Meta-Llama-3.1-8B"), namesake("D:\\data\\Qwen2.5-7B-Instruct"), namesake("me/mine")
     ('llama-3.1-8b', 'qwen2.5-7b', None)
-    >>> namesake("casperhansen/llama-3-70b-fp16")
-    'llama-3-70b'
+    >>> namesake("casperhansen/llama-3-70b-fp16"), namesake("allenai/Olmo-3-7B-Instruct-SFT")
+    ('llama-3-70b', 'olmo-3-7b')
     """
     own = re.split(r"[/\\]", word.rstrip("/\\"))[-1]
     return find_model(own) or find_model(re.sub(r"(?i)[-_.](fp16|bf16)$", "", own))

@@ -56,7 +56,7 @@ from shardwise.training._step import (
     weighted,
     with_update,
 )
-from shardwise.training._tuning import TuningSummary, fine_tuning_problems, tuning_summary
+from shardwise.training._tuning import TuningSummary, fine_tuning_problems, strange_targets, tuning_summary
 from shardwise.training._weights import FrozenWeights, ParameterCounts
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -196,19 +197,26 @@ def _state_space(model: Model, tuning: Tuning, reached: set[str], problems: Prob
         problems.add("targets", ",".join(tuning.targets), rule, f"use --targets {others}")
 
 
-def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) -> None:
-    """Record targets that a model does not have, and ranks above the smaller side of every target."""
+def strange_targets(model: Model, tuning: Tuning, words: Iterable[str]) -> tuple[str, ...]:
+    """Return the words of targets that name no linear layer of a model."""
     layers = [op for line in whole_lines(model) for op in line.ops if op.weights]
 
     def has(word: str) -> bool:
         one = replace(tuning, targets=(word,))
         return any(matches(one, op, m.short) for op in layers for m in modules_of(None, op))
 
-    for word in job.targets:
-        if not has(word):
-            layer_words = (name if has(name) else f"{name}_proj" for name in module_names(model))
-            known = dict.fromkeys((*filter(has, KNOWN_TARGETS), *filter(has, layer_words)))
-            problems.add("targets", word, f"is no linear layer of {model.name}", f"use {', '.join(known)}")
+    return tuple(word for word in words if not has(word))
+
+
+def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) -> None:
+    """Record targets that a model does not have, and ranks above the smaller side of every target."""
+    layers = [op for line in whole_lines(model) for op in line.ops if op.weights]
+    for word in strange_targets(model, tuning, job.targets):
+        ours = module_names(model)
+        names = [*KNOWN_TARGETS, *ours, *(f"{one}_proj" for one in strange_targets(model, tuning, ours))]
+        unknown = strange_targets(model, tuning, names)
+        known = dict.fromkeys(name for name in names if name not in unknown)
+        problems.add("targets", word, f"is no linear layer of {model.name}", f"use {', '.join(known)}")
     chosen = [
         op
         for op in layers
