@@ -658,3 +658,23 @@ def test_a_mesh_in_the_notes_says_the_degree_that_a_row_leaves_blank(tmp_path: P
 def test_rows_name_the_formats_of_gguf(word: str) -> None:
     """Every format of blocks of 32 that llama.cpp's files have is a word of rows, as it is one of `--weights`."""
     assert words("weights")[word] == word
+
+
+def test_memory_needs_no_rates_of_a_device(tmp_path: Path) -> None:
+    """What a device of 80 GB without a name holds is predicted, as on one whose rates are known; seconds are not."""
+    run = {**TRAINING, "metric": "peak_memory", "value": "6e10", "memory_kind": "allocated"}
+    known, generic = (only(tmp_path, {**run, "device": name}) for name in ("a100-sxm-80gb", "generic-80gb"))
+    assert generic.predicted == known.predicted
+    assert any("generic-80gb states none" in note for note in generic.assumed)
+    assert only(tmp_path, {**TRAINING, "device": "generic-80gb"}).status == "refused"
+
+
+def test_targets_of_a_row_are_those_that_the_model_has(tmp_path: Path) -> None:
+    """Names that match count in peft, and a row without any that does is refused."""
+    tuned = {**TRAINING, "finetune": "lora", "lora_rank": "8", "framework": "axolotl", "sharding": "none", "dp": "8"}
+    some, none = (
+        only(tmp_path, {**tuned, "notes": f"lora_targets={names}"})
+        for names in ("q_proj,q_a_proj", "q_a_proj,kv_b_proj")
+    )
+    assert any("q_a_proj left out, as peft does" in note for note in some.assumed)
+    assert (some.status, none.status) == ("predicted", "refused")

@@ -14,7 +14,7 @@ from shardwise.errors import InputError, Known, Problem
 from shardwise.files import read_csv_text, read_json
 from shardwise.hardware import Cluster, Device, Fact, Lookup, build_cluster, device_names, find_device
 from shardwise.measured._record import Record, network_words, read
-from shardwise.models import Model, load_model, model_from_config, unwrap
+from shardwise.models import Model, find_model, load_model, model_from_config, namesake, unwrap
 from shardwise.records import replace
 
 # Columns of a table of devices -> fields of a device, in the two spellings that are in use.
@@ -43,6 +43,7 @@ COLUMNS = {
     "year": "year",
 }
 _USABLE = 0.98
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 # What tells how near two devices are; the memory too, so that boards of one size and rate stand together.
 _NEAR = ("matrix_flops.bf16", "matrix_flops.fp16", "memory_bytes_per_second", "memory_bytes")
 
@@ -79,6 +80,8 @@ class Context:
         model = self.model(key)
         for note in unwrap(self._entries[key]["config"]).notes if key in self._entries else ():
             record.assume(note)
+        if model.name != key and key not in self.given and _HUB.fullmatch(key):
+            record.assume(f"model {model.name}: {key} is named after it")
         passes = int(record.noted("mtp_passes"))
         if not passes or not model.mtp:
             return model
@@ -92,13 +95,12 @@ class Context:
             return self.given[key]
         if key in self._entries:
             return model_from_config(self._entries[key]["config"], name=key, part="text")
-        if not re.fullmatch(r"[\w.-]+", key):
-            raise _missing("model", key, "is in no models*.json beside the file and not in the catalogue")
         from shardwise.models import model_names
 
-        if key not in model_names():
+        name = find_model(key) or namesake(key) or "" if _HUB.fullmatch(key) else key
+        if not re.fullmatch(r"[\w.-]+", name) or name not in model_names():
             raise _missing("model", key, "is in no models*.json beside the file and not in the catalogue")
-        return load_model(key)
+        return load_model(name)
 
     def requests(self, run: str) -> Sequence[tuple[float, int, int]]:
         """Return arrival in seconds, input and output tokens of each request of a run, empty where none are known.
@@ -280,6 +282,18 @@ def used_domain(size: int, node: int, count: int) -> int:
         return size - size % node
     even = [d for d in range(node, size + 1, node) if count % d == 0]
     return max(even, default=node)
+
+
+def with_rates(device: Device) -> tuple[Device, str]:
+    """Return a device that states no rates with those of an A100, and what is then assumed: what fits needs none.
+
+    >>> with_rates(find_device("generic-80gb").device)[1]
+    'rates of a100-sxm-80gb: generic-80gb states none, and what it holds depends on none'
+    """
+    like = find_device("a100-sxm-80gb").device
+    lacking = (fact for fact in like.sources if not device.knows(fact.field))
+    note = f"rates of {like.name}: {device.name} states none, and what it holds depends on none"
+    return replace(device, sources=(*device.sources, *lacking)), note
 
 
 def cluster_of(record: Record, device: Device, notes: tuple[str, ...]) -> Cluster:

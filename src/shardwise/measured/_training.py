@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.errors import Known
 from shardwise.hardware import Cluster
 from shardwise.measured._comparison import Prediction
-from shardwise.measured._context import Context, cluster_of
+from shardwise.measured._context import Context, cluster_of, with_rates
 from shardwise.measured._frameworks import Framework, adjusted, framework_of, offload_bytes_per_second
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training_plan import (
@@ -27,12 +27,14 @@ from shardwise.measured._training_plan import (
     recomputed,
 )
 from shardwise.measured._training_tuning import (
+    MEMORY,
     has_natural_lengths,
     is_tuned,
     kept_mean,
     sorted_by_length,
     tuning_fields,
     with_length,
+    with_own_targets,
 )
 from shardwise.models import Model
 from shardwise.ops import train_flops
@@ -150,6 +152,9 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
     _check(record)
     table, model = context.frameworks, context.model_of(record)
     device, notes = context.device(record.text("device"))
+    if record.text("metric") in MEMORY and not device.matrix_flops:
+        device, note = with_rates(device)
+        notes = (*notes, note)
     framework = framework_of(table, record.text("framework"), record.row)
     if not framework.known and not record.says("stack"):
         record.rule_value("framework")
@@ -171,6 +176,7 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
         **(tuning_fields(record, model) if is_tuned(record) else {}),
     )
     known = adjusted(table, find_stack(stack), record.row)
+    job = with_own_targets(record, model, job, known)
     runs = pipeline_runs_of(record, plan, cluster.num_devices)
     return TrainingQuestion(
         model=model,

@@ -11,7 +11,9 @@ from typing import Any
 from shardwise.measured._record import Record, refuse, words
 from shardwise.models import Model
 from shardwise.ops.count import trainable_parameters
-from shardwise.plans import ADAPTERS, DROPPING, VIRTUAL, Training, base_names, find_stack, tuning_of
+from shardwise.plans import ADAPTERS, DROPPING, VIRTUAL, Stack, Training, base_names, find_stack, tuning_of
+from shardwise.records import replace
+from shardwise.training import strange_targets
 
 MEMORY = ("peak_memory", "memory_after_step", "memory_p99", "fits", "max_seq_len")
 NATURAL = ("longest_sample", "mean_tokens_per_sample")
@@ -192,6 +194,18 @@ def targets_of(record: Record) -> tuple[str, ...]:
             return (usual,)
     record.assume("lora_targets: not stated: queries and values (arXiv:2106.09685 section 4.2)")
     return ("q", "v")
+
+
+def with_own_targets(record: Record, model: Model, job: Training, stack: Stack) -> Training:
+    """Return a job whose adapters stand beside layers that the model has: peft leaves names that match none."""
+    tuning = tuning_of(job, stack, model.family) if job.adapter and job.targets else None
+    if tuning is None or tuning.joint:
+        return job
+    lost = strange_targets(model, tuning, job.targets)
+    if not lost or len(lost) == len(job.targets):
+        return job
+    record.assume(f"lora_targets: {', '.join(lost)} left out, as peft does: no linear layers of {model.name}")
+    return replace(job, targets=tuple(word for word in job.targets if word not in lost))
 
 
 def _listed(record: Record, key: str) -> tuple[str, ...]:
