@@ -9,6 +9,7 @@ import pytest
 
 from shardwise.cost import Efficiencies, op_seconds, rates_of
 from shardwise.hardware import Cluster, find_device
+from shardwise.ledger.number import total
 from shardwise.ledger.saved import recomputed_ops
 from shardwise.models import load_model
 from shardwise.ops.block import block_ops
@@ -18,7 +19,7 @@ from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Settings, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, comm, train
 from shardwise.training._ledger import ledger_of
-from shardwise.training._parts import Recipe
+from shardwise.training._parts import Recipe, owned
 
 CLUSTER = Cluster.parse("16xa100-sxm-80gb")
 JOB = Training(seq_len=2048, global_batch=64)
@@ -109,12 +110,46 @@ def test_gradients_of_biases_are_summed_apart(model: str, biased: bool) -> None:
 def test_gradients_that_are_added_apart_cost_their_bytes() -> None:
     """A gradient made before it is added to the buffer is read beside the buffer, which is read and written."""
     model = load_model("llama-2-7b")
-    apart, fused = (block_ops(layout("megatron-2021", gradients_apart=b), model.layers[0], 4096) for b in (True, False))
+    apart, fused = (
+        block_ops(layout("megatron-2021", gradients_apart=b), model.layers[0], 4096) for b in ("always", "never")
+    )
     for one, other in zip(apart, fused, strict=True):
         more = op_seconds(RATES, one).backward_weight - op_seconds(RATES, other).backward_weight
         elements = one.columns * one.inner if one.weights and one.kind == "matmul" else 0
         own = (2 + 2 * 4) * elements / RATES.memory_bytes + RATES.memory_start if elements else 0
         assert more == pytest.approx(own, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("stack", "plan", "precision", "moved"),
+    [
+        # FSDP2 in a pipeline, of four micro-batches: cast to the fp32 of the reduction, then three times added to it.
+        ("fsdp2", Plan(pp=2, dp=0, micro_batch=1, sharding="fsdp"), "amp-bf16", (6 + 3 * 10) / 4),
+        # Autograd's own buffers, which need no casts.
+        ("fsdp2", Plan(pp=2, dp=0, micro_batch=1), "bf16-pure", 3 * 6 / 4),
+        ("pytorch", Plan(dp=0, micro_batch=1), "bf16-pure", 7 * 6 / 8),
+        # One micro-batch has nothing before it; what is scattered in each is added up shard by shard beside others.
+        ("pytorch", Plan(dp=0, micro_batch=8), "bf16-pure", 0),
+        ("fsdp2", Plan(dp=0, micro_batch=1, sharding="fsdp"), "amp-bf16", 0),
+        ("megatron", Plan(dp=0, micro_batch=1, sharding="distributed-optimizer"), "bf16", 0),
+    ],
+)
+def test_gradients_of_micro_batches_behind_the_first_are_added_up(
+    stack: str, plan: Plan, precision: str, moved: float
+) -> None:
+    """A stage of PyTorch adds the gradients of a micro-batch to those before in a pass of their bytes."""
+    model, job = load_model("llama-3.2-1b"), Training(seq_len=2048, global_batch=128, precision=precision)
+    job = replace(job, global_batch=32) if plan.pp > 1 else job
+    added, free = (
+        train(model, CLUSTER, plan, job, TrainingOptions(stack=replace(find_stack(stack), gradients_apart=when)))
+        for when in (find_stack(stack).gradients_apart, "never")
+    )
+    stages = zip(added.evaluation.step.stages, free.evaluation.step.stages, added.evaluation.stages, strict=True)
+    for one, other, stage in stages:
+        elements = total(owned(added.evaluation.parts, stage))
+        more = one.backward_weight - other.backward_weight
+        assert more == pytest.approx(moved * elements / RATES.memory_bytes, rel=1e-6, abs=1e-9)
+        assert one.compute - other.compute == pytest.approx(more, abs=1e-12)
 
 
 def test_metrics_of_training_read_the_logits_again() -> None:
@@ -229,10 +264,8 @@ def test_gathered_weights_of_narrow_products_are_cast_on_every_device(
 
 def lost_share(plan: Plan) -> float:
     """Return the seconds that compute loses to hidden messages between replicas, over the seconds of those."""
-    sharded, whole = (
-        ask("fsdp2", replace(plan, sharding=kind), gather_copy_bytes=0.0, scatter_copy_bytes=0.0)  # type: ignore[arg-type]
-        for kind in ("fsdp", "none")
-    )
+    free: dict[str, Any] = {"gather_copy_bytes": 0.0, "scatter_copy_bytes": 0.0, "gradients_apart": "never"}
+    sharded, whole = (ask("fsdp2", replace(plan, sharding=kind), **free) for kind in ("fsdp", "none"))  # type: ignore[arg-type]
     stage, without = (report.evaluation.step.stages[0] for report in (sharded, whole))
     return float((stage.compute - without.compute) / stage.hidden["dp"])
 

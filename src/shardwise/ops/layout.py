@@ -178,7 +178,7 @@ def matmul(
     kept = [replace(t, read_for="weight") for t in cast(Any, more.pop("saves", (source,)))]
     own = casts(name, region, kept, (y.a * m * k, y.a * n * k), len(modules)) if y.choices.autocast else kept
     biased = y.stack.bias_gradients_apart and any(w.kind == "vector" for w in weights)
-    apart = y.stack.gradients_apart or y.stack.settings.separate_weight_gradients
+    apart = y.stack.gradients_apart == "always" or y.stack.settings.separate_weight_gradients
     behind: X | float = 0
     if biased or apart:
         # The sum of the gradient of a bias reads that of the output; a gradient that is made before it is added is read

@@ -89,8 +89,8 @@ class Stack:
     """The gradient of a bias is summed in a kernel of its own."""
     projections_apart: Literal["none", "feed-forward", "all"]
     """Gate and up, with "all" queries, keys and values too, are GEMMs whose input gradients are added up."""
-    gradients_apart: bool
-    """The gradient of a weight is made before it is added to the buffer."""
+    gradients_apart: Literal["never", "always", "behind the first"]
+    """In which micro-batches of a step the gradient of a weight is made before it is added to those before."""
     metric_logit_bytes: float
     """Bytes that metrics of training read and write for each logit beside the loss."""
 

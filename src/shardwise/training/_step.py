@@ -10,6 +10,7 @@ from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel, merge, pairing, sends_overlap
 from shardwise.plans import Schedule, find_rules
 from shardwise.records import dataclass, replace
+from shardwise.training._adding import adding_seconds
 from shardwise.training._blocks import BlockCost
 from shardwise.training._offload import host_traffic
 from shardwise.training._overlap import covering_passes, data_parallel_seconds, host_waits, once_a_step, sharding_waits
@@ -85,23 +86,24 @@ def weighted_axes(
 ) -> dict[str, X]:
     """Return numbers by axis of every block of a stage, added up."""
     axes: dict[str, X] = {}
-    rows = [
-        *zip(stage.layers, parts.kinds, strict=True),
-        (stage.embeds, parts.embedding),
-        (stage.ends, parts.head),
-        (stage.ends, parts.loss),
-    ]
-    for n, folded in rows:
+    ends = ((stage.embeds, parts.embedding), (stage.ends, parts.head), (stage.ends, parts.loss))
+    for n, folded in (*zip(stage.layers, parts.kinds, strict=True), *ends):
         for axis, seconds in pick(folded).items():
             axes[axis] = axes[axis] + n * seconds if axis in axes else n * seconds
     return axes
 
 
 def stage_seconds(
-    costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]
+    costs: CostModel[X],
+    sizes: PlanSizes[X],
+    recipe: Recipe,
+    parts: ModelBlocks[X],
+    stage: Stages[X],
+    bare: bool = False,
 ) -> StageSeconds[X]:
-    """Return seconds of one micro-batch on a stage, all its chunks together."""
+    """Return seconds of one micro-batch on a stage, all its chunks together; `bare` ones add up no gradients."""
     w, zero = sharding_waits(costs, sizes, recipe, parts, stage), 0 * stage.count
+    added = zero if bare else adding_seconds(costs, sizes, recipe, parts, stage)
     once = once_a_step(sizes, recipe)
     ahead, behind = w.ahead + w.lost_ahead, w.behind + w.lost_behind
     replay = weighted(parts, stage, lambda k: k.replay)
@@ -112,7 +114,7 @@ def stage_seconds(
     merge(exposed, {"tp": sums} if recipe.shards_weights else {})
     forward = weighted(parts, stage, lambda k: k.forward) + ahead
     backward_input = weighted(parts, stage, lambda k: k.backward_input) + replay + behind + sums
-    backward_weight = weighted(parts, stage, lambda k: k.backward_weight)
+    backward_weight = weighted(parts, stage, lambda k: k.backward_weight) + added
     if recipe.offload:
         moved = host_traffic(recipe, sizes, parts, stage)
         waits, covered = host_waits(costs, recipe, moved, stage, (forward, backward_input + backward_weight))
@@ -123,7 +125,7 @@ def stage_seconds(
         backward_input=named(backward_input, "input gradients and recompute of a micro-batch"),
         backward_weight=named(backward_weight, "weight gradients of a micro-batch"),
         recompute=replay,
-        compute=weighted(parts, stage, lambda k: k.compute) + w.lost_ahead + w.lost_behind,
+        compute=weighted(parts, stage, lambda k: k.compute) + w.lost_ahead + w.lost_behind + added,
         exposed=exposed,
         hidden=hidden,
         first=zero + once * ahead,
@@ -243,14 +245,10 @@ def least_piped_seconds(
 
     They never fall when a time of a block grows.
     """
-    timed = [stage_seconds(costs, sizes, replace(recipe, sharding="none", offload=()), parts, s) for s in stages]
-    shape = PipelineShape(
-        num_stages=sizes.pp,
-        num_chunks=sizes.vpp,
-        num_micro=sizes.num_micro,
-        send=0 * sizes.num_micro,
-        overlap_send=True,
-    )
+    bare = replace(recipe, sharding="none", offload=())
+    timed = [stage_seconds(costs, sizes, bare, parts, s, bare=True) for s in stages]
+    shape = PipelineShape(num_stages=sizes.pp, num_chunks=sizes.vpp, num_micro=sizes.num_micro,
+                          send=0 * sizes.num_micro, overlap_send=True)  # fmt: skip
     return least_pipeline_seconds(schedule, runs_of_seconds(stages, tuple(timed)), shape)
 
 

@@ -15,6 +15,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.ops.overlap import CostModel, sends_overlap
 from shardwise.plans import Plan, find_rules
 from shardwise.records import dataclass, replace
+from shardwise.training._adding import adding_seconds
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, machine_of, send_of, step_job
 from shardwise.training._overlap import covering_passes, data_parallel_seconds, once_a_step, sharding_waits
@@ -94,6 +95,7 @@ def _shares(
 ) -> _Cut:
     """Return the parts of the forward and backward pass of one micro-batch on a stage."""
     waits, often = sharding_waits(costs, sizes, recipe, parts, stage), 1 - once_a_step(sizes, recipe)
+    added = adding_seconds(costs, sizes, recipe, parts, stage)
     first = weighted_axes(parts, stage, lambda k: k.forward_exposed)
     replayed = weighted_axes(parts, stage, lambda k: k.replay_exposed)
     every = weighted_axes(parts, stage, lambda k: k.exposed)
@@ -109,7 +111,7 @@ def _shares(
             *back.items(),
             ("dp", often * waits.behind),
         ),
-        weight=(("weight gradients", weighted(parts, stage, lambda k: k.backward_weight)),),
+        weight=(("weight gradients", weighted(parts, stage, lambda k: k.backward_weight) + added),),
     )
 
 

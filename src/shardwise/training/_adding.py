@@ -1,0 +1,49 @@
+"""Seconds in which the gradients of a micro-batch are added to those before it, where no GEMM does so as it ends."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from shardwise.ledger.number import X, above, divide, total
+from shardwise.ledger.traced import named
+from shardwise.ops.overlap import CostModel
+from shardwise.training._parts import ModelBlocks, Recipe, owned, trained
+from shardwise.training._sizes import PlanSizes
+from shardwise.training._stages import Stages
+
+
+def adding_seconds(
+    costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]
+) -> X:
+    """Return the seconds a stage and micro-batch that kernels of the framework add gradients up, in the mean of a step.
+
+    Autograd takes the first gradient of a step as it is and adds the others, in the type that it made them. Where FSDP2
+    reduces the last micro-batch alone, gradients are cast to the type of the reduction behind the first backward pass
+    and added to that behind the others, by kernels of two types. What is scattered in each micro-batch is not counted:
+    shards are added up beside the next unit.
+    Source: torch/csrc/autograd/functions/accumulate_grad.h accumulateGrad;
+    torch/distributed/fsdp/_fully_shard/_fsdp_param.py to_accumulated_grad_if_needed,
+    accumulate_unsharded_grad_if_needed.
+    """
+    zero = 0.0 * stage.count
+    if recipe.stack.gradients_apart != "behind the first":
+        return zero
+    whole, several = _whole(sizes, recipe, zero), above(sizes.num_micro, 1, 1 + zero, zero)
+    first = divide(1 + zero, sizes.num_micro)
+    seconds = zero
+    for own, some in trained(recipe, parts):
+        made = own.precision.activation_bytes if recipe.shards_gradients else own.precision.gradient_bytes
+        kept = own.whole_gradient_bytes if recipe.shards_gradients else made
+        mixed = kept != made
+        moved = (1 - first) * (made + 2 * kept) + (first * (made + kept) if mixed else zero)
+        kind: Literal["eager", "add"] = "eager" if mixed else "add"
+        rate = costs.rates.bandwidth_shares.rate(costs.rates.memory_bytes, kind, backward=True)
+        seconds = seconds + moved * total(owned(some, stage)) / rate
+    return named(whole * several * seconds, "gradients added up")
+
+
+def _whole(sizes: PlanSizes[X], recipe: Recipe, zero: X) -> X:
+    """Return 1 where gradients are whole between micro-batches, else 0."""
+    if not recipe.shards_gradients or recipe.stack.whole_gradients:
+        return 1 + zero
+    return above(sizes.pp, 1, 1 + zero, zero) if recipe.stack.pipeline_keeps_gathered else zero
