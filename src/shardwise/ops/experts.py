@@ -27,11 +27,12 @@ _INDEX_BYTES = 8  # torch.topk, torch.sort and torch.empty_like of them return i
 # Source: transformers 4.57.6 models/qwen3_moe/modeling_qwen3_moe.py Qwen3MoeSparseMoeBlock, mixtral likewise.
 _LOOPED = {"dispatch": 5, "activation": 2, "down": 1, "combine": 3}
 # What torchtitan's router and experts move of a value of a row from 2025-04 to 2026-04, in types and in bytes more,
-# forward and backward: rows gathered, copied behind a row of zeros and gathered by expert; put back by index, times
-# their weights in fp32 between two casts and added up, none of which it compiles. Source: torchtitan 82a9530f
-# models/moe.py MoE.forward, distributed/expert_parallel.py expert_parallel, and each operator's gradient; that of an
-# index adds up sorted rows, 1.85 ms for 196,608 of 2,048 values on B200 (github.com/pytorch/ao pull 4623), 22 bytes.
-_INDEXED = (((6.0, 0.0), (3.0, 22.0)), ((7.0, 16.0), (9.0, 32.0)))
+# forward and backward: rows gathered, copied behind a row of zeros and gathered by expert; times their weights in fp32
+# between two casts, kernels of two types or of broadcast operands; put back by index and added up, none of which it
+# compiles. Source: torchtitan 82a9530f models/moe.py MoE.forward, distributed/expert_parallel.py expert_parallel, and
+# each operator's gradient; that of an index adds up sorted rows, 1.85 ms for 196,608 of 2,048 values on B200
+# (github.com/pytorch/ao pull 4623), 22 bytes.
+_INDEXED = (((6.0, 0.0), (3.0, 22.0)), ((2.0, 16.0), (2.0, 32.0)), ((5.0, 0.0), (7.0, 0.0)))
 
 
 def _looped(y: Layout[X], moe: MoE, op: Op[X], kernels: int) -> Op[X]:
@@ -231,14 +232,17 @@ def _dispatch_tensors(
     return (*orders[:2], kept("group offsets", zero + 4 * moe.experts)), (unscaled, weights, orders[2])
 
 
-def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op[X]]:
+def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], tuple[Op[X], ...]]:
     """Return dispatch and combine: T * k rows over the expert-parallel ranks, gathered over the expert-tensor ranks.
+
+    Where nothing fuses them, the weights of the rows are multiplied with ahead of the combine.
 
     The busiest rank, with the rows of its experts, decides when the exchange ends.
     Source: Megatron-LM core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher.
     """
     if y.stack.dispatch == "all-gather":
-        return _gathered_exchange(y, e, moe, name)
+        first, last = _gathered_exchange(y, e, moe, name)
+        return first, (last,)
     T = routed_tokens(y)
     rows = routed_rows(y, moe)
     size = y.a * rows * e.D
@@ -260,9 +264,11 @@ def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     # kernels that send a token once read it where it is (core/transformer/moe/fused_a2a.py, DeepEP and HybridEP).
     passes = 4 if y.work.phase == "train" and not fanout else 2
     moved = added = (passes * size, passes * size)
+    weighted: tuple[Op[X], ...] = ()
     if y.stack.experts == "indexed" and passes == 4:
         values = rows * e.D
-        moved, added = ((size * f + fw * values, size * b + bw * values) for (f, fw), (b, bw) in _INDEXED)
+        moved, wide, added = ((size * f + fw * values, size * b + bw * values) for (f, fw), (b, bw) in _INDEXED)
+        weighted = (memory_op(y, f"{name}.weighted", name, wide, kernels=3, role="steps"),)
     # The weights of all experts of a domain go with each copy on the way there, their gradients on its way back; those
     # of a token's own experts with copies that are queued (DeepEP csrc/kernels/intranode.cu, topk_weights).
     there = replace(hop, beside_bytes=4 * (moe.top_k if hop.queued else moe.experts))
@@ -270,7 +276,8 @@ def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
                          saves=sent, kernels=2, output_bytes=arrived, role="dispatch")  # fmt: skip
     combine = memory_op(y, f"{name}.combine", name, added, forward=(scatter, hop), backward=(hop, gather), saves=back,
                         kernels=2, output_bytes=y.a * T * e.D, role="combine")  # fmt: skip
-    return _looped(y, moe, dispatch, _LOOPED["dispatch"]), _looped(y, moe, combine, _LOOPED["combine"])
+    last = _looped(y, moe, combine, _LOOPED["combine"])
+    return _looped(y, moe, dispatch, _LOOPED["dispatch"]), (*weighted, last)
 
 
 def _gathered_exchange(y: Layout[X], e: Experts[X], moe: MoE, name: str) -> tuple[Op[X], Op[X]]:
@@ -321,7 +328,7 @@ def moe(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str = "mlp") ->
     e = experts_of(y, moe, D)
     own = _as_wide_as_weights(y)
     dispatch, combine = _exchange(own, moe, e, name)
-    routed = [dispatch, *_expert_ops(own, moe, e, name), combine]
+    routed = [dispatch, *_expert_ops(own, moe, e, name), *combine]
     if moe.latent:
         entry = Tensor(name=f"{name}.latent", size_bytes=y.a * y.residual_tokens * moe.latent, born=name)
         into = _small(y, f"{name}.latent_down", name, (D, moe.latent), source)
