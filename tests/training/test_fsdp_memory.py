@@ -352,3 +352,20 @@ def test_a_stage_keeps_whole_gradients_in_the_type_of_their_reduction() -> None:
     added = float(wide.memory[0].moments["backward"] - narrow.memory[0].moments["backward"])
     gradients = float(narrow.memory[0].gradients) * plan.dp  # of the stage, whole, in 16 bits
     assert added == pytest.approx(gradients, rel=0.01)
+
+
+def test_square_roots_of_the_moments_of_experts_are_of_their_own_shards() -> None:
+    """Foreach takes the roots of all second moments of a rank at once: experts that it alone has are whole.
+
+    github.com/whitecircle/halo trains Gemma 4 so on two devices: 127.9 GB, of which these are 25.
+    """
+    model, plan = Model.load("qwen3-30b-a3b"), Plan(dp=8, ep=8, micro_batch=1, sharding="fsdp")
+    job, cluster = Training(seq_len=64, global_batch=8), Cluster.parse("8xh100-sxm-80gb")
+    of = {
+        step: train(model, cluster, plan, job,
+                    TrainingOptions(stack=replace(find_stack("automodel"), optimizer_step=step)))  # type: ignore[arg-type]
+        for step in ("foreach", "fused")
+    }  # fmt: skip
+    rooted, fused = (one.evaluation.memory[0].moments["optimizer step"] for one in of.values())
+    dense, experts = 1.541e9, 48 * 3 * 128 * 2048 * 768
+    assert rooted - fused == pytest.approx(2 * (dense + experts) / 8, rel=0.001)

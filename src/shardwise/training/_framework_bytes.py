@@ -268,7 +268,9 @@ def update_bytes(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X],
     width = recipe.precision.state_bytes
     if recipe.stack.optimizer_step == "single":
         return named(divide(2 * width * biggest, share), "optimizer temporaries")
-    return named(divide(width * total(params), share), "optimizer temporaries")
+    experts = sizes.expert_share if recipe.shards_optimizer else 1
+    shards = divide(total(params[:2]), share) + divide(total(params[2:]), experts)
+    return named(width * shards, "optimizer temporaries")
 
 
 def resident_pages(paged: X, other_bytes: X, room: float) -> X:
