@@ -11,7 +11,8 @@ from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._framework_bytes import outside_bytes, reserved_bytes
-from shardwise.training._fsdp_units import units_at_once, watched_inputs
+from shardwise.training._fsdp_units import lone_bytes, units_at_once, watched_inputs, without_lone
+from shardwise.training._parts import owned
 from shardwise.training._traffic import flows_of, traffic_of
 
 GIB = 2**30
@@ -352,6 +353,35 @@ def test_a_stage_keeps_whole_gradients_in_the_type_of_their_reduction() -> None:
     added = float(wide.memory[0].moments["backward"] - narrow.memory[0].moments["backward"])
     gradients = float(narrow.memory[0].gradients) * plan.dp  # of the stage, whole, in 16 bits
     assert added == pytest.approx(gradients, rel=0.01)
+
+
+@pytest.mark.parametrize(("ep", "alone"), [(8, True), (4, False)])
+def test_experts_that_no_other_rank_has_a_share_of_are_none_of_fsdps(ep: int, alone: bool) -> None:
+    """AutoModel leaves experts out of FSDP where each rank has its own: no copy is gathered, nothing widens gradients.
+
+    Of two micro-batches gradients are whole: 16 bits of autograd, in place of 32 beside those that are reduced.
+    """
+    model, stack = Model.load("qwen3-30b-a3b"), find_stack("automodel")
+    plan = Plan(dp=8, ep=ep, micro_batch=1, sharding="shard-grad-op", shard=8, recompute="full")
+    job = Training(seq_len=2048, global_batch=16)
+    own, like = (
+        train(model, Cluster.parse("8xh100-sxm-80gb"), plan, job,
+              TrainingOptions(stack=replace(stack, fsdp_experts=kind)))
+        for kind in (stack.fsdp_experts, "layer")
+    )  # fmt: skip
+    a_rank = 48 * 3 * 128 * 2048 * 768 / ep
+    assert (gradients(own), gradients(like)) == pytest.approx((2 * a_rank, 4 * a_rank) if alone else (4 * a_rank,) * 2)
+    faster = like.evaluation.step.stages[0].compute - own.evaluation.step.stages[0].compute
+    assert faster > 0 if alone else faster == 0
+
+
+def gradients(report: TrainReport) -> float:
+    """Return the bytes that the gradients of experts take between two micro-batches."""
+    case = report.case
+    sizes, parts, (stage,) = report.evaluation.sizes, report.evaluation.parts, report.evaluation.stages
+    recipe = case.recipe
+    experts = float(owned(without_lone(recipe, sizes, parts), stage)[2])
+    return recipe.whole_gradient_bytes * experts + float(lone_bytes(recipe, sizes, parts, stage))
 
 
 def test_square_roots_of_the_moments_of_experts_are_of_their_own_shards() -> None:

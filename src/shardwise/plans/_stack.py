@@ -232,8 +232,8 @@ class Stack:
     """Bytes for a parameter that scattering gradients moves in device memory."""
     fsdp_ends: Literal["root", "apart"]
     """Embedding, final norm and head are one root unit of FSDP, or embedding one and norm with head another."""
-    fsdp_experts: bool
-    """Experts are gathered with their layer where no expert parallelism splits them, not as units of their own."""
+    fsdp_experts: Literal["units", "layer", "layer or none"]
+    """Experts are units of their own, or parts of their layer where nothing splits them; or none, without shares."""
     fsdp_padding: Literal["flat", "rows", "rows-or-columns"]
     """Sharded are flat units, or first dimensions padded to the ranks, or second ones of experts fewer than those."""
     fsdp_adapters: bool

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from shardwise.ledger.number import X, above, divide, total
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel
+from shardwise.training._fsdp_units import without_lone
 from shardwise.training._parts import ModelBlocks, Recipe, owned, trained
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
@@ -32,14 +31,22 @@ def adding_seconds(
     first = divide(1 + zero, sizes.num_micro)
     seconds = zero
     for own, some in trained(recipe, parts):
-        made = own.precision.activation_bytes if recipe.shards_gradients else own.precision.gradient_bytes
-        kept = own.whole_gradient_bytes if recipe.shards_gradients else made
-        mixed = kept != made
-        moved = (1 - first) * (made + 2 * kept) + (first * (made + kept) if mixed else zero)
-        kind: Literal["eager", "add"] = "eager" if mixed else "add"
-        rate = costs.rates.bandwidth_shares.rate(costs.rates.memory_bytes, kind, backward=True)
-        seconds = seconds + moved * total(owned(some, stage)) / rate
+        made, kept = own.precision.gradient_bytes, own.precision.gradient_bytes
+        if recipe.shards_gradients:
+            made, kept = own.precision.activation_bytes, own.whole_gradient_bytes
+        moved = (1 - first) * (made + 2 * kept) + (first * (made + kept) if kept != made else zero)
+        rate = _rate(costs, kept != made)
+        sharded = total(owned(without_lone(own, sizes, some), stage))
+        seconds = seconds + moved * sharded / rate
+        # Gradients that FSDP leaves alone are autograd's.
+        alone = (1 - first) * 3 * own.precision.gradient_bytes * (total(owned(some, stage)) - sharded)
+        seconds = seconds + alone / _rate(costs, False)
     return named(whole * several * seconds, "gradients added up")
+
+
+def _rate(costs: CostModel[X], mixed: bool) -> X:
+    """Return bytes/s of a kernel that adds gradients up, of two types or of one."""
+    return costs.rates.bandwidth_shares.rate(costs.rates.memory_bytes, "eager" if mixed else "add", backward=True)
 
 
 def _whole(sizes: PlanSizes[X], recipe: Recipe, zero: X) -> X:

@@ -94,11 +94,40 @@ def unit_elements(recipe: Recipe, sizes: PlanSizes[X], e: ParameterCounts[X]) ->
 
     Experts that nothing splits are parameters of their layer.
     """
-    if not recipe.stack.fsdp_experts or is_plain(e.expert, 0):
+    if recipe.stack.fsdp_experts == "units" or is_plain(e.expert, 0):
         return e.dense, e.expert
     one = 0 * sizes.ep + 1
     apart = above(sizes.ep, 1, one, above(sizes.tp * sizes.tp2, sizes.etp, one, 0 * one))
-    return e.dense + (1 - apart) * e.expert, apart * e.expert
+    return e.dense + (1 - apart) * e.expert, apart * (1 - lone_experts(recipe, sizes)) * e.expert
+
+
+def lone_experts(recipe: Recipe, sizes: PlanSizes[X]) -> X:
+    """Return 1 where FSDP leaves the experts of a rank alone, which no other rank has a share of, else 0."""
+    zero = 0 * sizes.ep
+    if recipe.stack.fsdp_experts != "layer or none":
+        return zero
+    return above(sizes.ep, 1, above(sizes.expert_share, 1, zero, zero + 1), zero)
+
+
+def without_lone(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X]) -> ModelBlocks[X]:
+    """Return the parts without the experts that FSDP leaves alone: neither gathered nor reduced by it."""
+    if recipe.stack.fsdp_experts != "layer or none":
+        return parts
+    kept = 1 - lone_experts(recipe, sizes)
+
+    def own(one: ParameterCounts[X]) -> ParameterCounts[X]:
+        return replace(one, expert_matrix=kept * one.expert_matrix, expert_other=kept * one.expert_other)
+
+    return parts.with_elements(lambda one: own(one.elements))
+
+
+def lone_bytes(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> X:
+    """Return the bytes of the gradients of those experts, which stay whole between the micro-batches of a step."""
+    if recipe.stack.fsdp_experts != "layer or none":
+        return 0 * stage.count
+    apart = sum(owned(parts, stage)[2:]) * lone_experts(recipe, sizes)
+    lone = categorized("gradients", recipe.precision.gradient_bytes * apart, "gradients of experts")
+    return above(sizes.num_micro, 1, lone, 0 * lone)
 
 
 def gathered_elements(recipe: Recipe, sizes: PlanSizes[X], k: BlockCost[X]) -> tuple[X, X]:
@@ -173,6 +202,7 @@ def gathered_bytes(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], s
     zero = 0 * stage.count
     if not recipe.shards_weights:
         return GatheredWeights(forward=zero, loss=zero, backward=zero, complete=zero, coming=zero)
+    parts = without_lone(recipe, sizes, parts)
     ends, units = _ends(recipe, sizes, in_compute(recipe, parts), stage), _layers(recipe, sizes, parts, stage)
     pairs = [
         categorized("buffers", one, "gathered ends of the model")
@@ -287,7 +317,8 @@ def reduced_ends(
     own = zero if recipe.offloads("gradients") else divide(recipe.precision.gradient_bytes * unit, sizes.shard_share)
     if not whole:
         return gradients - above(sizes.num_micro, 1, zero, own), work
-    before = wide * total(owned(parts, stage)) - above(sizes.num_micro, 2, zero, wide * unit)
+    before = wide * total(owned(without_lone(recipe, sizes, parts), stage)) + lone_bytes(recipe, sizes, parts, stage)
+    before = before - above(sizes.num_micro, 2, zero, wide * unit)
     several = maximum(before, gradients - own + wide * unit)
     return above(sizes.num_micro, 1, several, gradients - own), work
 

@@ -37,6 +37,7 @@ from shardwise.training._fsdp_units import (
     held_head,
     holds_end_gradients,
     layer_units,
+    lone_bytes,
     reduced_ends,
     watched_inputs,
 )
@@ -314,7 +315,8 @@ def made_of(
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated, shards not beside whole.
     standing, whole = gradients, recipe.stack.whole_gradients and recipe.shards_weights
     if recipe.stack.gradients == "transient":
-        standing = 0 * gradients if whole else above(sizes.num_micro, 1, gradients, 0 * gradients)
+        left = lone_bytes(recipe, sizes, parts, stage) if whole else gradients
+        standing = above(sizes.num_micro, 1, left, 0 * gradients)
     last, wide = parts.head.kept_bytes + parts.loss.kept_bytes, parts.head.transient_bytes
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
     waiting = categorized("logits", (depth.heads - 1) * stage.heads * last, "logits that wait for backward")
@@ -331,13 +333,11 @@ def made_of(
         flowing=named(parts.stream_bytes, "gradient of the residual stream") + recomputed_streams(recipe, parts, stage),
         waiting=waiting,
         # A head of few bits is made wide beside its logits.
-        logits=categorized(
-            "logits", waiting + stage.heads * maximum(last + parts.loss.transient_bytes, wide), "logits and loss"
-        ),
-        last_layer=categorized(
-            "activations", largest_layer(parts, stage, lambda k: k.kept_bytes), "saved for backward, one layer"
-        ),
-    )
+        logits=categorized("logits", waiting + stage.heads * maximum(last + parts.loss.transient_bytes, wide),
+                           "logits and loss"),
+        last_layer=categorized("activations", largest_layer(parts, stage, lambda k: k.kept_bytes),
+                               "saved for backward, one layer"),
+    )  # fmt: skip
 
 
 def cast_weights(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X]) -> tuple[X, X]:
