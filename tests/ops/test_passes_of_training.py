@@ -44,11 +44,20 @@ def test_gpt_oss_clamps_gate_and_up_in_kernels_of_their_own() -> None:
         ("gpt-oss-120b", "megatron-bridge-2606", "train"),
         ("gpt-oss-120b", "transformers", "train"),
         ("gpt-oss-120b", "megatron-bridge", "prefill"),
+        ("gpt-oss-120b", "automodel", "train"),
     ],
 )
 def test_nothing_is_clamped_elsewhere(model: str, stack: str, phase: str) -> None:
     """Other models, the kernel of all experts, other frameworks and engines have no such kernels."""
     assert not named(model, "mlp.experts.clamps", layout(stack, phase=phase))
+
+
+def test_biases_of_both_products_are_added_expert_by_expert_in_automodel() -> None:
+    """Beside those of the second, as in Megatron-LM, four widths of gate and up forward and one backward."""
+    (ours,), (theirs,) = (named("gpt-oss-120b", "mlp.experts.bias", layout(s)) for s in ("automodel", "megatron"))
+    first = 2 * 2 * 2880 * 4096 * 4
+    more = ours.forward_bytes - theirs.forward_bytes, ours.backward_bytes - theirs.backward_bytes
+    assert more == (4 * first, first)
 
 
 @pytest.mark.parametrize(

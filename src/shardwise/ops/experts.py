@@ -126,7 +126,7 @@ def _with_idle_rows(y: Layout[X], moe: MoE, op: Op[X]) -> Op[X]:
 
     transformers 5.23.0 LongcatFlashExperts: gate_up_proj of all experts, down_proj of those that are routed to.
     """
-    if not moe.zero_experts or y.choices.tuning is None or y.stack.experts == "permuted":
+    if not moe.zero_experts or y.choices.tuning is None or y.stack.experts.startswith("permuted"):
         return op
     first, *others = op.weights
     rows = first.shape[0] + divide(0 * op.rows + moe.zero_experts, y.degrees.ep)
@@ -142,7 +142,7 @@ def _clamps(y: Layout[X], moe: MoE, e: Experts[X], region: str) -> tuple[Op[X], 
     """Return what holds gate and up within limits in kernels of their own, in training; the joined copy is kept.
 
     Source: Megatron-LM core/fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl: both clamps and torch.cat
-    stand outside the compiled activation. The one kernel of all experts has them inside.
+    stand outside the compiled activation. The one kernel of all experts has them inside, as AutoModel's activation has.
     """
     if not moe.clamped or y.work.phase != "train" or y.stack.experts != "permuted" or y.stack.experts_kernel:
         return ()
@@ -158,16 +158,22 @@ def _clamps(y: Layout[X], moe: MoE, e: Experts[X], region: str) -> tuple[Op[X], 
 # the fp32 weight of its row (4), the sum in fp32 (2 + 4 + 4), joining the experts (4 + 4), the cast (4 + 2). Backward:
 # the cast (2 + 4), the gradients of output (4 + 2), weight and bias (4 + 4 + 4 each), joining (2 + 2).
 _BIAS_BYTES = (28, 40)
+# Widths of gate and up that adding theirs moves where no GEMM and no activation does, in their type: the sum (2) and
+# joining the experts (2), the sum over the rows of the gradient (1).
+_ENTRY_BIAS_WIDTHS = (4, 1)
 
 
 def _added_bias(y: Layout[X], moe: MoE, e: Experts[X], region: str) -> tuple[Op[X], ...]:
     """Return what adds the biases of the second GEMM, expert by expert outside the GEMMs, in training.
 
     Source: Megatron-LM core/transformer/moe/experts.py, TEGroupedMLP._apply_bias; eager, since rows have weights.
+    NVIDIA-NeMo/Automodel nemo_automodel/components/moe/layers.py GroupedExpertsDeepEP: behind both GEMMs (2025-10).
     """
-    if not moe.bias or y.work.phase != "train" or y.stack.experts != "permuted":
+    if not moe.bias or y.work.phase != "train" or not y.stack.experts.startswith("permuted"):
         return ()
-    moved = tuple(width * e.rows * e.D for width in _BIAS_BYTES)
+    first = y.a * 2 * e.F if y.stack.experts == "permuted-compiled" else 0 * e.F
+    pairs = zip(_BIAS_BYTES, _ENTRY_BIAS_WIDTHS, strict=True)
+    moved = tuple(e.rows * (width * e.D + more * first) for width, more in pairs)
     return (memory_op(y, f"{region}.bias", region, (moved[0], moved[1]), kernels=5, role="steps"),)
 
 
@@ -198,7 +204,7 @@ def _router(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str) -> Op[
         kept = (replace(copy, read_for="input"),)
     elif moe.float_router and y.stack.norm == "eager" and y.a < 4:
         source = Tensor(name=f"{region}.fp32 input", size_bytes=4 * T * D, born=region)
-    sizes.append(("choice", _INDEX_BYTES * moe.top_k if y.stack.experts != "permuted" else E))
+    sizes.append(("choice", E if y.stack.experts.startswith("permuted") else _INDEX_BYTES * moe.top_k))
     if moe.normalised:
         sizes += [("chosen probabilities", 4 * moe.top_k), ("their sum", 4)]
     kept += tuple(Tensor(name=f"{region}.{part}", size_bytes=size * T, born=region) for part, size in sizes)
@@ -224,7 +230,7 @@ def _dispatch_tensors(
     def kept(part: str, size: X) -> Tensor[X]:
         return Tensor(name=f"{name}.{part}", size_bytes=size, born=name)
 
-    if y.stack.experts == "permuted":
+    if y.stack.experts.startswith("permuted"):
         return (kept("routed weights", 4 * rows),), ()
     orders = tuple(kept(part, _INDEX_BYTES * rows) for part in ("token of each row", "order by expert", "order back"))
     weights = kept("routed weights", (4 if moe.float_weights else y.work.weight_bytes) * rows)

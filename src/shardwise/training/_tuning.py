@@ -128,7 +128,7 @@ def _on_ranks(plan: Plan, tuning: Tuning, stack: Stack, problems: Problems) -> N
         # peft 0.21.2 peft_model.py add_adapter: "PREFIX_TUNING does not work with gradient checkpointing"
         rule = "makes again what prefix tuning keeps in a cache, so that peft refuses it"
         problems.add("recompute", plan.recompute, rule, "use --recompute none, or --adapter lora")
-    if plan.ep > 1 and "experts" in tuning.targets and stack.experts != "permuted":
+    if plan.ep > 1 and "experts" in tuning.targets and not stack.experts.startswith("permuted"):
         rule = f"are added to whole weights by {stack.name}, which expert parallelism splits"
         problems.add("targets", "experts", rule, "use --ep 1, or --stack megatron-bridge")
 
