@@ -580,9 +580,52 @@ def test_flags_of_an_engine_s_own_yaml_are_those_of_its_line(start: str, longest
         import_server(tmp_path / "run.sh")
 
 
-@pytest.mark.parametrize(("tag", "said"), [("v0.11.0", True), ("v0.33.1", False), ("latest", False)])
-def test_an_image_of_another_release_is_said(tag: str, said: bool) -> None:
-    """Words and defaults are those of one release: what the tag of an image says otherwise is not passed over."""
-    text = f"docker run --gpus all vllm/vllm-openai:{tag} --model meta-llama/Llama-3.1-8B"
-    one = read_launch(text, "run.sh", {})
-    assert any(note.startswith("the image is of 0.11.0") for note in one.assumed) is said
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("docker run --gpus all vllm/vllm-openai:v0.11.0 --model meta-llama/Llama-3.1-8B", "0.11.0"),
+        ("docker run --gpus all vllm/vllm-openai:latest --model meta-llama/Llama-3.1-8B", ""),
+        ("# vllm/vllm-openai:v0.9.0\nvllm serve meta-llama/Llama-3.1-8B", ""),
+        ("uv pip install 'vllm[audio]==0.12.0'\nvllm serve meta-llama/Llama-3.1-8B", "0.12.0"),
+        ("pip install my-vllm==3.0\nvllm serve meta-llama/Llama-3.1-8B", ""),
+        ("docker run rocm/vllm:rocm6.3.1_vllm_0.8.5_20250513 vllm serve meta-llama/Llama-3.1-8B", "0.8.5"),
+        ("IMAGE=lmsysorg/sglang:v0.5.4.post1-cu130\npython3 -m sglang.launch_server --model-path m/a", "0.5.4"),
+        ("BASE=vllm/vllm-openai:v0.9.0\npython3 -m sglang.launch_server --model-path m/a", ""),
+        ("docker run nvcr.io/nvidia/tensorrt-llm/release:1.1.0rc5 trtllm-serve m/a", "1.1.0rc5"),
+    ],
+)
+def test_a_launch_states_its_release(text: str, release: str) -> None:
+    """The tag of the engine's image, or what its script installs, is the release that runs; other engines' is not."""
+    assert read_launch(text, "run.sh", {}).release == release
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        (
+            "kind: Deployment\nspec:\n  containers:\n"
+            "  - image: vllm/vllm-openai:v0.10.2\n    command: [vllm, serve, m/a]",
+            "0.10.2",
+        ),
+        ("services:\n  a:\n    image: vllm/vllm-openai:${TAG:-v0.11.0}\n    command: --model m/a", "0.11.0"),
+        (
+            "backend:\n  type: vllm\n  vllm_config:\n    aggregated:\n      max-num-seqs: 8\n"
+            "resources:\n  agg_workers: 1\nmodel:\n  path: m/a\n"
+            "identity:\n  frameworks:\n    dynamo: 1.2.0\n    vllm: 0.20.0\n",
+            "0.20.0",
+        ),
+        (
+            "backend:\n  type: sglang\n  sglang_config:\n    aggregated:\n      tp-size: 8\n"
+            "resources:\n  agg_workers: 1\nmodel:\n  path: m/a\n  container: lmsysorg/sglang:v0.5.8-cu130\n",
+            "0.5.8",
+        ),
+        (
+            "servingEngineSpec:\n  modelSpec:\n  - repository: vllm/vllm-openai\n    tag: v0.10.1\n    modelURL: m/a\n",
+            "0.10.1",
+        ),
+    ],
+)
+def test_containers_and_recipes_state_their_release(text: str, release: str, tmp_path: Path) -> None:
+    """An image stands beside the command of a container, and a recipe names what it was made with."""
+    (tmp_path / "a.yaml").write_text(text)
+    assert import_server(tmp_path / "a.yaml").release == release

@@ -14,13 +14,46 @@ if TYPE_CHECKING:
 
 # vllm/envs.py and sglang/srt/distributed/utils.py: layers of every stage of a pipeline, as a variable.
 _STAGES = re.compile(r"(?m)^[^#\n]*?\b((?:VLLM|SGLANG)_PP_LAYER_PARTITION)=[\"']?([0-9]{1,4}(?:,[0-9]{1,4})*)")
-# The images that the engines' own documents start, whose tags are their releases.
-_IMAGE = re.compile(r"\b(?:vllm/vllm-openai|lmsysorg/sglang|nvidia/tensorrt-llm/release):v?(\d+\.\d+(?:\.\d+)?)")
+# Images that engines' own documents start, whose tags have their releases, and packages as pip is told them.
+_IMAGES = {
+    "vllm": r"(?:vllm/vllm-openai|rocm/vllm)[\w-]*",
+    "sglang": r"lmsysorg/sglang[\w-]*",
+    "trtllm": r"nvidia/tensorrt-llm/release",
+}
+_PACKAGES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt[-_]llm"}
+_SYSTEMS = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM": "trtllm"}
+_RELEASE = r"v?(\d{1,2}\.\d{1,3}(?:\.\d{1,3})?(?:rc\d{1,3})?)(?!\d)"
 
 
 def with_surroundings(one: Launched, text: str, variables: Mapping[str, str]) -> Launched:
     """Return a server with what its text, and the variables of its caller, say beside its words."""
-    return _released(_staged(one, text, variables), text)
+    return with_image(_staged(one, text, variables), text)
+
+
+def with_image(one: Launched, text: str) -> Launched:
+    """Return a server with the release of its image, or of what its script installs, where one is stated."""
+    return one if one.release else replace(one, release=release_of(_SYSTEMS.get(one.system, ""), text))
+
+
+def release_of(engine: str, text: str) -> str:
+    """Return the release of an engine that a text states, empty where it states none.
+
+    Tags of ROCm's images name the engine before its release.
+
+    >>> release_of("vllm", "docker run vllm/vllm-openai:v0.11.0"), release_of("vllm", "pip install vllm==0.9.2")
+    ('0.11.0', '0.9.2')
+    >>> release_of("vllm", "rocm/vllm:rocm6.3.1_vllm_0.8.5_20250513"), release_of("sglang", "lmsysorg/sglang:dev")
+    ('0.8.5', '')
+    """
+    if engine not in _IMAGES:
+        return ""
+    image, package = _IMAGES[engine], _PACKAGES[engine]
+    code = re.sub(r"(?m)(^|\s)#.*$", "", text)
+    patterns = (
+        rf"\b{image}:(?:[\w.-]{{0,80}}?{package}_)?{_RELEASE}",
+        rf"(?<![\w/.-]){package}(?:\[[\w,-]{{1,80}}\])?=={_RELEASE}",
+    )
+    return next((match[1] for one in patterns if (match := re.search(one, code))), "")
 
 
 def _staged(one: Launched, text: str, variables: Mapping[str, str]) -> Launched:
@@ -32,13 +65,3 @@ def _staged(one: Launched, text: str, variables: Mapping[str, str]) -> Launched:
     layers = tuple(int(word) for word in values[name].split(","))
     read = ReadArgument(argument=name, value=values[name], meaning="stage_layers")
     return replace(one, values={**one.values, "stage_layers": layers}, understood=(*one.understood, read))
-
-
-def _released(one: Launched, text: str) -> Launched:
-    """Return a server that says so where its image is of another release than the words and defaults that are read."""
-    match = _IMAGE.search(text)
-    if not match or match[1].split(".")[:2] == one.version.split(".")[:2]:
-        return one
-    read = f"words and defaults are read as those of {one.version}"
-    note = f"the image is of {match[1]}: {read}; --engine names an engine of another release (shardwise stacks)"
-    return replace(one, assumed=(*one.assumed, note))

@@ -40,6 +40,7 @@ class Launched:
     """A server read from its launch: fields of the plan and of the job by their keys, and what became of every word.
 
     `role` is "prefill" or "decode" of a server that runs one of both. `num_devices` is 0 where the launch is silent.
+    `version` is the release whose flags are read, `release` the one that the launch states, empty for none.
     """
 
     system: str
@@ -48,6 +49,7 @@ class Launched:
     values: Mapping[str, Any]
     num_devices: int = 0
     role: str = ""
+    release: str = ""
     understood: tuple[ReadArgument, ...] = ()
     assumed: tuple[str, ...] = ()
     ignored: tuple[ReadArgument, ...] = ()
@@ -335,8 +337,13 @@ def engine_in(text: str) -> str:
     >>> engine_in("python3 -m sglang.launch_server --model-path a"), engine_in("torchrun a.py")
     ('sglang', '')
     """
+    return next(iter(_engines_in(text)), "")
+
+
+def _engines_in(text: str) -> list[str]:
+    """Return the engines that a text starts or names the image of, in the order of their table."""
     code = re.sub(r"(?m)(^|\s)#.*$", "", text)
-    return next((name for name in ENGINES if re.search(_engine(name).STARTS, code)), "")
+    return [name for name in ENGINES if re.search(_engine(name).STARTS, code)]
 
 
 def _engine(name: str) -> Any:
@@ -356,17 +363,18 @@ def read_launch(text: str, source: str, variables: Mapping[str, str], files: Lau
     >>> one.num_devices, one.values["model"], one.values["memory_fraction"]
     (2, 'meta-llama/Llama-3.1-8B', 0.9)
     """
-    name = engine_in(text)
-    if not name:
+    names = _engines_in(text)
+    if not names:
         other = unread(text)
         rule = f"is of {other}, which is not read" if other else "starts no server that is known"
         remedy = "give a line of vllm serve, sglang.launch_server, trtllm-serve or llama-server"
         raise InputError([Problem("from", source, rule, remedy)])
-    engine = _engine(name)
     commands, documents = _commands(text, source, variables)
-    launches = [words for words in map(_after(engine.STARTS), commands) if words is not None]
-    if not launches:
-        raise InputError([Problem("from", source, f"names {name} and starts none", "give its launch line")])
+    # A script may name the image of another engine than it starts.
+    engines = map(_engine, names)
+    engine, launches = next(((one, made) for one in engines if (made := _behind(one.STARTS, commands))), (None, []))
+    if engine is None:
+        raise InputError([Problem("from", source, f"names {names[0]} and starts none", "give its launch line")])
     one = with_surroundings(
         engine.read_words(launches[0], source, replace(files, documents=documents)), text, variables
     )
@@ -375,14 +383,12 @@ def read_launch(text: str, source: str, variables: Mapping[str, str], files: Lau
     return one
 
 
-def _after(starts: str) -> Any:
-    """Return what gives the words behind the start of an engine's command, None for other commands."""
-
-    def behind(words: list[str]) -> list[str] | None:
-        for end in range(1, min(len(words), 40) + 1):
-            # The words that match are dropped; what a launcher such as srun says stands before them.
-            if re.search(starts + r"$", " ".join(words[:end])):
-                return words[end:]
-        return None
-
-    return behind
+def _behind(starts: str, commands: Sequence[list[str]]) -> list[list[str]]:
+    """Return the words behind each start of an engine's command, of other commands nothing."""
+    end = re.compile(starts + r"$")
+    launches = []
+    for words in commands:
+        # The words that match are dropped; what a launcher such as srun says stands before them.
+        tries = (one for one in range(1, min(len(words), 40) + 1) if end.search(" ".join(words[:one])))
+        launches += [words[one:] for one in tries][:1]
+    return launches

@@ -14,12 +14,13 @@ from shardwise.records import dataclass, replace
 
 @dataclass(slots=True)
 class Service:
-    """One set of like pods: their command line, how many there are, what they are said to run, and their variables."""
+    """One set of like pods: their command line, how many there are, what they are said to run, variables and image."""
 
     text: str = ""
     replicas: int = 1
     role: str = ""
     variables: dict[str, str] = field(default_factory=dict)
+    image: str = ""
 
 
 def services_of(tree: Any, above: Service | None = None) -> Iterator[Service]:
@@ -35,6 +36,7 @@ def services_of(tree: Any, above: Service | None = None) -> Iterator[Service]:
         replicas=above.replicas * copies if type(copies) is int else above.replicas,
         role=_role(tree) or above.role,
         variables={**above.variables, **_variables(tree)},
+        image=str(tree.get("image", "")),
     )
     started = _words(tree.get("command")) or _words(tree.get("image"))  # whose entry point takes the arguments
     words = [_filled(word, here.variables) for word in (*started, *_words(tree.get("args")))]

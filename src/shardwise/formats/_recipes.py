@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwise.errors import InputError
+from shardwise.formats._around import release_of
 from shardwise.formats._launched import Launched
 from shardwise.models import load_model
 from shardwise.records import replace
@@ -118,11 +119,13 @@ def _of_values(tree: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         words += [str(word) for word in more] if isinstance(more, list) else []
         role = _ROLES.get(str(cache.get("kvRole", "")), "") if cache.get("enablePD") else ""
         own = _map(one).get("env") or []
-        yield {"command": words, "env": own, "replicas": _map(one).get("replicaCount", 1), "subComponentType": role}
+        image = f"{_map(one).get('repository', '')}:{_map(one).get('tag', '')}"
+        copies = _map(one).get("replicaCount", 1)
+        yield {"command": words, "image": image, "env": own, "replicas": copies, "subComponentType": role}
 
 
 def with_precision(tree: Mapping[str, Any], one: Launched) -> Launched:
-    """Return a server with what its recipe says beside the launch: the type of its weights, and how it is asked."""
+    """Return a server with what its recipe says beside the launch: types of weights, release, how it is asked."""
     if not _engine(tree):
         return one
     notes = list(one.assumed)
@@ -134,7 +137,20 @@ def with_precision(tree: Mapping[str, Any], one: Launched) -> Launched:
     if type(bench.get("isl")) is int and type(bench.get("osl")) is int:
         flags = f"--input-tokens {bench['isl']} --output-tokens {bench['osl']}"
         notes.append(f"lengths and load are left to the question: its benchmark has {flags}")
-    return replace(one, values={**one.values, **({"weights": weights} if weights else {})}, assumed=tuple(notes))
+    values = {**one.values, **({"weights": weights} if weights else {})}
+    return replace(one, values=values, assumed=tuple(notes), release=_release(tree))
+
+
+# What a recipe calls its engine -> the engine among the frameworks that its identity names.
+_FRAMEWORKS = {"sglang": "sglang", "vllm": "vllm", "trtllm": "tensorrt_llm"}
+
+
+def _release(tree: Mapping[str, Any]) -> str:
+    """Return the release of the engine that a recipe was made with, or of its container; empty where none is said."""
+    engine, identity = _engine(tree), _map(tree.get("identity"))
+    stated = _map(identity.get("frameworks")).get(_FRAMEWORKS[engine])
+    images = str(_map(identity.get("container")).get("image", "")), str(_map(tree.get("model")).get("container", ""))
+    return str(stated or "") or next((tag for one in images if (tag := release_of(engine, one))), "")
 
 
 def _weights(precision: str, model: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem, cut
 from shardwise.formats import _yaml, vllm
+from shardwise.formats._around import with_image
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import Launched, LaunchFiles, engine_in, read_launch
 from shardwise.formats._pods import Service, services_of
@@ -52,7 +53,7 @@ def read(text: str, source: str, variables: Mapping[str, str], folder: str = "."
     trees = [_yaml.parse(part, source) for part in re.split(r"(?m)^---\s*$", text) if part.strip()]
     files = LaunchFiles(folder, named={name: text for tree in trees for name, text in _files(tree)})
     services = [one for tree in trees for one in services_of(_composed(tree, variables))]
-    launches = [(one, read_launch(one.text, source, {**one.variables, **variables}, files)) for one in services]
+    launches = [(one, _read(one, source, variables, files)) for one in services]
     if not launches:
         rule = "starts no engine that is known"
         raise InputError([Problem("from", source, rule, "give a file with the launch line of an engine")])
@@ -65,6 +66,12 @@ def read(text: str, source: str, variables: Mapping[str, str], folder: str = "."
         return with_precision(trees[0], _first(_pools(pools["prefill"], last), [pools["prefill"], last], launches))
     service, one = next(iter(pools.values()))
     return with_precision(trees[0], _first(_replicated(service, one), [(service, one)], launches))
+
+
+def _read(service: Service, source: str, variables: Mapping[str, str], files: LaunchFiles) -> Launched:
+    """Return the server that a container starts, with the release of its image."""
+    one = read_launch(service.text, source, {**service.variables, **variables}, files)
+    return with_image(one, service.image)
 
 
 def _first(one: Launched, read: _Servers, there: _Servers) -> Launched:
@@ -156,7 +163,7 @@ def _container(one: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str
     deploy = one.get("deploy", {})
     copies = deploy.get("replicas") if isinstance(deploy, Mapping) else None
     started = {"command": words("entrypoint")} if one.get("entrypoint") else {}
-    container = {"image": str(one.get("image", "")), **started, "args": words("command"), "replicas": copies}
+    container = {"image": filled(str(one.get("image", ""))), **started, "args": words("command"), "replicas": copies}
     return {key: value for key, value in container.items() if value is not None}
 
 

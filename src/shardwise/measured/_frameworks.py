@@ -6,7 +6,7 @@ Functions take the table that they read, so that a table with more entries is re
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
@@ -143,8 +143,8 @@ def offload_bytes_per_second(table: Table) -> float:
     return float(table["recompute_recipe"]["offload_bytes_per_second"])
 
 
-# Facts of a server that notes of rows state, each of which may tell an engine.
-_NOTED = ("sampler", "experts", "launch", "core", "prefix_cache", "sparse_attention", "block_gemms")
+NOTED = ("sampler", "experts", "launch", "core", "prefix_cache", "sparse_attention", "block_gemms")
+"""Facts of a server that notes of rows state, each of which may tell an engine."""
 FIXED = ("static", "single_stream")
 """Modes of files in which a batch starts and ends together."""
 
@@ -166,17 +166,23 @@ def engine_of(table: Table, record: Record, device: Device) -> str:
             raise refuse("engine", word, f"is another one on {device.name}: {row['says']}")
     mode = "" if version else record.text("serving_mode")
     conditions = {"device": device.name, "vendor": device.vendor}
-    conditions |= {name: record.notes.get(name, "") for name in _NOTED}
-    for row in table["release"]:
-        if row["engine"] == engine and _holds(row, conditions, version, mode):
-            if "says" in row:
-                stated = version or "of a version that is not stated"
-                record.assume(f"{find_engine(engine).title} {stated}: {row['says']}")
-            return str(row["runs"])
+    conditions |= {name: record.notes.get(name, "") for name in NOTED}
+    for row in released(table, engine, conditions, version, mode):
+        if "says" in row:
+            stated = version or "of a version that is not stated"
+            record.assume(f"{find_engine(engine).title} {stated}: {row['says']}")
+        return str(row["runs"])
     return engine
 
 
-def _holds(row: dict[str, Any], facts: dict[str, str], version: str, mode: str) -> bool:
+def released(
+    table: Table, engine: str, facts: Mapping[str, str], version: str, mode: str = ""
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of the table of releases that hold for an engine, of which the first counts."""
+    yield from (row for row in table["release"] if row["engine"] == engine and _holds(row, facts, version, mode))
+
+
+def _holds(row: Mapping[str, Any], facts: Mapping[str, str], version: str, mode: str) -> bool:
     """Return whether an entry of the table of releases holds for a row: for its release, its month, or its mode."""
     if any(row[name] != value for name, value in facts.items() if name in row):
         return False
