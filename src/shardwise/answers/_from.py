@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._commands import command as found
 from shardwise.answers._inputs import Inputs
+from shardwise.answers._released import with_release
 from shardwise.answers._typed import joined
 from shardwise.errors import InputError
 from shardwise.formats import SERVERS, Imported
@@ -85,7 +86,7 @@ def _take_server(inputs: Inputs) -> None:
     from shardwise.formats import import_server
 
     try:
-        server = import_server(inputs.values["from"], variables(inputs))
+        server = with_release(import_server(inputs.values["from"], variables(inputs)), inputs)
     except InputError as error:
         inputs.problems.items += error.problems
         inputs.bad.add("from")

@@ -11,6 +11,7 @@ from shardwise.answers._answer import Answer
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
+from shardwise.answers._released import with_release
 from shardwise.errors import InputError
 from shardwise.formats import Imported, Launched, ReadArgument, import_server, starts_server
 from shardwise.models import Model
@@ -84,11 +85,17 @@ def _readings(case: Imported | Launched) -> dict[str, Any]:
 
 def _served(inputs: Inputs, width: int) -> Answer:
     """Return the answer for the launch of a server."""
-    server = import_server(inputs.values["from"], _from.variables(inputs))
+    server = with_release(import_server(inputs.values["from"], _from.variables(inputs)), inputs)
 
     def tree() -> dict[str, Any]:
         values = {key: _plain(value) for key, value in server.values.items()}
-        return {**_checked(server), "serving": values, "num_devices": server.num_devices, **_readings(server)}
+        return {
+            **_checked(server),
+            "serving": values,
+            "release": server.release,
+            "num_devices": server.num_devices,
+            **_readings(server),
+        }
 
     def page() -> Page:
         from shardwise.answers._files import command_words

@@ -44,6 +44,7 @@ def _given(inputs: Inputs) -> tuple[dict[str, str], dict[str, Model]]:
     """
     from shardwise.answers._from import read, variables
     from shardwise.formats import import_server, starts_server
+    from shardwise.measured import cells_of_engine
     from shardwise.models import find_model, model_names
 
     models: dict[str, Model] = {}
@@ -51,6 +52,7 @@ def _given(inputs: Inputs) -> tuple[dict[str, str], dict[str, Model]]:
         if starts_server(inputs.values["from"]):
             server = import_server(inputs.values["from"], variables(inputs))
             settings = {_SERVED[key]: value for key, value in server.values.items() if key in _SERVED}
+            settings |= cells_of_engine(server.values["engine"], server.release) if "engine" in server.values else {}
             settings |= {
                 "num_gpus": server.num_devices,
                 "model": find_model(settings.get("model", "")) or settings.get("model", ""),
@@ -69,7 +71,7 @@ def _given(inputs: Inputs) -> tuple[dict[str, str], dict[str, Model]]:
 
 # Fields that the launch of a server sets -> the columns of rows.
 _SERVED = {
-    "model": "model", "engine": "engine", "tp": "tp", "pp": "pp", "dp": "dp", "ep": "ep", "kv_cache": "kv_dtype",
+    "model": "model", "tp": "tp", "pp": "pp", "dp": "dp", "ep": "ep", "kv_cache": "kv_dtype",
     "memory_fraction": "memory_utilization", "max_context": "max_model_len", "weights": "weight_dtype",
     "max_batched_tokens": "max_num_batched_tokens",
 }  # fmt: skip

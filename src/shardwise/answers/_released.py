@@ -1,0 +1,41 @@
+"""The release that the launch of a server states, by which its engine answers as that release does."""
+
+from __future__ import annotations
+
+from shardwise.answers._inputs import Inputs
+from shardwise.errors import InputError
+from shardwise.formats import Launched
+from shardwise.hardware import Device
+from shardwise.records import replace
+
+
+def with_release(server: Launched, inputs: Inputs) -> Launched:
+    """Return a server whose engine is that of the release which its launch states, unless another is asked for."""
+    stated, engine = server.release, str(server.values.get("engine", ""))
+    if not stated or not engine or "engine" in inputs.values:
+        return server
+    from shardwise.measured import engine_of_release
+
+    runs, lost = engine_of_release(engine, stated, _device(inputs))
+    read = f"flags are read as those of {server.version}"
+    if runs != engine or stated.split(".")[:2] != server.version.split(".")[:2]:
+        notes = [f"release {stated}: engine {runs}; {read}"]
+    else:
+        notes = []
+    notes += [f"engine {runs}: what {engine} is launched with ({word}) is not taken" for word in lost]
+    return replace(server, values={**server.values, "engine": runs}, assumed=(*server.assumed, *notes))
+
+
+def _device(inputs: Inputs) -> Device | None:
+    """Return the device that is asked for, the first of several; None where it is not known."""
+    from shardwise.hardware import Cluster
+
+    text = inputs.get("on", "")
+    if not text:
+        return None
+    try:
+        if text.endswith(".toml") and not text[0].isdigit():
+            return Cluster.load(text, inputs.get("follow", False)).device
+        return Cluster.parse(text.split(",")[0]).device
+    except InputError:
+        return None  # which is told where the cluster is read

@@ -1,0 +1,73 @@
+"""Launches that state a release are answered for as that release runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command_line import run
+
+_VLLM = "docker run --gpus all vllm/vllm-openai:{} --model meta-llama/Llama-3.1-8B"
+_SGLANG = "docker run --gpus all lmsysorg/sglang:{} python3 -m sglang.launch_server --model-path {}"
+
+
+@pytest.mark.parametrize(
+    ("launch", "device", "engine"),
+    [
+        (_VLLM.format("v0.11.0"), "h100-sxm-80gb", "vllm-0.11"),
+        (_VLLM.format("v0.11.0"), "mi300x", "vllm-0.13"),
+        (_VLLM.format("v0.33.2"), "h100-sxm-80gb", "vllm"),
+        (_VLLM.format("v0.40.0"), "h100-sxm-80gb", "vllm"),
+        (_VLLM.format("latest"), "h100-sxm-80gb", "vllm"),
+        (_VLLM.format("v0.11.0") + " --enforce-eager", "h100-sxm-80gb", "vllm-2025-eager"),
+        (_VLLM.format("v0.25.0") + " --no-async-scheduling", "h100-sxm-80gb", "vllm-0.26"),
+        (_SGLANG.format("v0.5.4", "meta-llama/Llama-3.1-8B"), "h100-sxm-80gb", "sglang-0.5.7"),
+        (_SGLANG.format("v0.5.20", "meta-llama/Llama-3.1-8B"), "h100-sxm-80gb", "sglang"),
+    ],
+)
+def test_a_stated_release_chooses_the_engine(launch: str, device: str, engine: str, tmp_path: Path) -> None:
+    """The engine is that of the release, the nearest older one that is known, and --engine wins."""
+    (tmp_path / "run.sh").write_text(launch)
+    words = ("infer", "--from", str(tmp_path / "run.sh"), "--on", device, "--json")
+    assert run(*words).tree["plan"]["engine"] == engine
+    assert run(*words, "--engine", "vllm-0.13").tree["plan"]["engine"] == "vllm-0.13"
+    assert run("import", str(tmp_path / "run.sh"), "--on", device, "--json").tree["serving"]["engine"] == engine
+
+
+@pytest.mark.parametrize(
+    ("launch", "says"),
+    [
+        (_VLLM.format("v0.11.0"), "release 0.11.0: engine vllm-0.11; flags are read as those of 0.33.0"),
+        (_VLLM.format("v0.40.0"), "release 0.40.0: engine vllm; flags are read as those of 0.33.0"),
+        (_VLLM.format("v0.25.0") + " --no-async-scheduling", "what vllm-synchronous is launched with (synchronous)"),
+        (_VLLM.format("v0.33.1"), ""),
+    ],
+)
+def test_what_a_release_is_answered_for_by_is_said(launch: str, says: str, tmp_path: Path) -> None:
+    """Another release than the one whose flags are read stands among what is assumed, and what it does not hold."""
+    (tmp_path / "run.sh").write_text(launch)
+    notes = run("infer", "--from", str(tmp_path / "run.sh"), "--on", "h100-sxm-80gb", "--json").tree["assumptions"]
+    assert any(says in note for note in notes) if says else not any("release" in note for note in notes)
+
+
+@pytest.mark.parametrize("words", ["plan infer", "serve --rate 2", "plan serve --rate 2"])
+def test_every_question_of_a_server_has_its_release(words: str, tmp_path: Path) -> None:
+    """Searches and loads are of the engine that the launch states too."""
+    (tmp_path / "run.sh").write_text(_VLLM.format("v0.11.0"))
+    done = run(*words.split(), "--from", str(tmp_path / "run.sh"), "--on", "1xh100-sxm-80gb", "--json")
+    assert done.status == 0
+    assert "vllm-0.11" in done.out
+
+
+@pytest.mark.parametrize("more", ["", " --enforce-eager", " --no-async-scheduling"])
+def test_measured_rows_take_the_engine_of_a_launch(more: str, tmp_path: Path) -> None:
+    """Rows that name no engine run the launch's, of its release, however it is launched: none is refused for it."""
+    (tmp_path / "run.sh").write_text(_VLLM.format("v0.11.0") + more)
+    (tmp_path / "rows.csv").write_text(
+        "case_id,device,num_gpus,serving_mode,batch,input_tokens,output_tokens,metric,value\n"
+        "a,h100-sxm-80gb,1,static,1,512,128,tpot,0.008\n"
+    )
+    words = ("validate", str(tmp_path / "rows.csv"), "--from", str(tmp_path / "run.sh"), "--json")
+    done = run(*words, "--rows", str(tmp_path / "out.csv"))
+    assert done.tree["rows"]["predicted"] == 1, done.out
