@@ -207,3 +207,65 @@ def test_mistakes_in_a_recipe_are_bad_input(name: str, tmp_path: Path) -> None:
             import_server(str(tmp_path / "a.yaml"))
         except InputError as error:
             assert all(problem.remedy for problem in error.problems)
+
+
+_PAGE = """
+model:
+  model_id: "meta-llama/Llama-3.1-70B-Instruct"
+  min_vllm_version: "0.18.0"
+  base_args: ["--max-model-len", "32768"]
+features:
+  reasoning: {args: ["--reasoning-parser", "x"]}
+  long: {args: ["--max-num-seqs", "64"]}
+opt_in_features: [long]
+variants:
+  default: {precision: bf16, vram_minimum_gb: 160}
+  fp8: {model_id: "RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8", tp: {h200: 1, default: 2}, extra_args: ["--kv-cache-dtype", "fp8"]}
+compatible_strategies: [single_node_tp, single_node_dep, pd_cluster]
+strategy_overrides: {single_node_dep: {extra_args: ["--max-num-batched-tokens", "16384"]}}
+hardware_overrides:
+  blackwell: {extra_args: ["--max-num-seqs", "512"]}
+guide: |
+  ## Overview
+
+  model_id: none of this is read
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("chosen", "asked", "values", "devices"),
+    [
+        ({}, 8, {"tp": 8, "max_context": 32768, "max_sequences": None}, 8),
+        ({}, 0, {"tp": 1}, 0),
+        ({"STRATEGY": "single_node_dep"}, 4, {"tp": 1, "dp": 4, "max_batched_tokens": 16384}, 4),
+        ({"VARIANT": "fp8"}, 8, {"tp": 2, "kv_cache": "fp8"}, 2),
+        ({"VARIANT": "fp8", "HARDWARE": "h200"}, 8, {"tp": 1}, 1),
+        ({"HARDWARE": "blackwell"}, 8, {"tp": 8, "max_sequences": 512}, 8),
+    ],
+)
+def test_recipes_of_vllm_are_the_command_of_their_page(
+    chosen: dict[str, str], asked: int, values: dict[str, object], devices: int, tmp_path: Path
+) -> None:
+    """Arguments of model, variant, strategy and hardware, spread over the devices that are asked for."""
+    (tmp_path / "a.yaml").write_text(_PAGE)
+    one = import_server(tmp_path / "a.yaml", chosen, asked)
+    assert {key: one.values.get(key) for key in values} == values
+    assert one.num_devices == devices
+
+
+def test_what_a_recipe_of_vllm_does_not_have_is_refused(tmp_path: Path) -> None:
+    """Variants and strategies are the recipe's own; a cluster of two pools is no strategy of one degree."""
+    (tmp_path / "a.yaml").write_text(_PAGE)
+    with pytest.raises(InputError) as error:
+        import_server(tmp_path / "a.yaml", {"VARIANT": "int4", "STRATEGY": "pd_cluster"})
+    assert [problem.value for problem in error.value.problems] == ["VARIANT=int4", "STRATEGY=pd_cluster"]
+    (tmp_path / "b.yaml").write_text(_PAGE.replace("[single_node_tp, single_node_dep, pd_cluster]", "[]"))
+    with pytest.raises(InputError, match="strategy"):
+        import_server(tmp_path / "b.yaml")
+
+
+def test_images_for_rocm_start_vllm_too(tmp_path: Path) -> None:
+    """AMD's own image has the same entry point."""
+    (tmp_path / "run.sh").write_text("docker run vllm/vllm-openai-rocm:v0.20.2 meta-llama/Llama-3.1-8B -tp 2\n")
+    one = import_server(tmp_path / "run.sh")
+    assert (one.values["tp"], one.release) == (2, "0.20.2")

@@ -86,7 +86,7 @@ def _take_server(inputs: Inputs) -> None:
     from shardwise.formats import import_server
 
     try:
-        server = with_release(import_server(inputs.values["from"], variables(inputs)), inputs)
+        server = with_release(import_server(inputs.values["from"], variables(inputs), devices_of(inputs)), inputs)
     except InputError as error:
         inputs.problems.items += error.problems
         inputs.bad.add("from")

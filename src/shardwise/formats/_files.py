@@ -114,13 +114,13 @@ def read_text(path: str) -> str:
 
 def starts_server(path: str | PathLike[str]) -> bool:
     """Return whether a file is the launch of a server rather than of a training."""
-    from shardwise.formats import dynamo
+    from shardwise.formats import _vllm_recipes, dynamo
     from shardwise.formats._launched import engine_in
 
     name = _called(fspath(path))
     with bounded("from", name):
         text = read_text(name)
-        if dynamo.recognises(name, text):
+        if dynamo.recognises(name, text) or _vllm_recipes.recognises(name, text):
             return True
         if name.endswith(tuple(MOST_BYTES)):
             return False
@@ -129,18 +129,22 @@ def starts_server(path: str | PathLike[str]) -> bool:
         return bool(engine_in(text)) and not any(module.recognises(name, text) for module in own)
 
 
-def import_server(path: str | PathLike[str], variables: Mapping[str, str] | None = None) -> Launched:
+def import_server(
+    path: str | PathLike[str], variables: Mapping[str, str] | None = None, num_devices: int = 0
+) -> Launched:
     """Return the server that a file starts: a launch script or command line, or Kubernetes YAML of engines.
 
-    Raises `InputError` with everything wrong.
+    `num_devices` are those of the question, over which recipes spread. Raises `InputError` with everything wrong.
     """
-    from shardwise.formats import dynamo, peft
+    from shardwise.formats import _vllm_recipes, dynamo, peft
     from shardwise.formats._launched import LaunchFiles, read_launch
 
     name = _called(fspath(path))
     with bounded("from", name):
         text = read_text(name)
         folder, variables_of = os.path.dirname(name) or ".", dict(variables or {})
+        if _vllm_recipes.recognises(name, text):
+            return _vllm_recipes.read(text, name, variables_of, num_devices)
         if dynamo.recognises(name, text):
             return dynamo.read(text, name, variables_of, folder)
         if peft.recognises(name, text):
