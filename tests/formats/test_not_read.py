@@ -16,8 +16,6 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
     ("grpo.sh", f"uv run python open_instruct/grpo_fast.py {SHARED} --pack_length 1536", "Open Instruct"),
     ("dpo.yaml", "model_name_or_path: allenai/tulu-2-7b\nmax_seq_length: 2048\nper_device_train_batch_size: 1\n"
      "gradient_accumulation_steps: 4\nwith_tracking: true\n", "Open Instruct"),
-    # THUDM/slime scripts/run-deepseek-r1.sh
-    ("slime.sh", "python3 train.py --actor-num-gpus-per-node 8 --num-layers 2 --hidden-size 64\n", "slime"),
     # AMD-AGI/Primus docs/quickstart.md
     ("primus.sh", "./primus-cli direct -- train pretrain --config exp.yaml\n", "Primus"),
     # alibaba/ROLL examples/qwen3-30BA3B-rlvr_megatron/rlvr_config_sglang.yaml

@@ -398,6 +398,21 @@ SCRIPTS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {"system": "OpenRLHF", "model": "qwen3-4b", "num_devices": 4, "method": "dpo", "cp": 2, "dp": 2,
          "seq_len": 4096, "sharding": "zero2", "offload": ("optimizer", "gradients"), "recompute": "none"},
     ),
+    # THUDM/slime scripts/run-qwen3-30B-A3B.sh: the arguments of the model lie in a file of their own
+    "slime-grpo": (
+        'source "${SCRIPT_DIR}/models/qwen3-30B-A3B.sh"\nCKPT=(\n  --hf-checkpoint /root/Qwen3-30B-A3B\n'
+        "  #--hf-checkpoint b\n)\n"
+        "PERF=(\n  --tensor-model-parallel-size 4 --sequence-parallel --expert-model-parallel-size 8\n"
+        "  --expert-tensor-parallel-size 1 --recompute-granularity full --recompute-method uniform\n"
+        "  --recompute-num-layers 1 --use-dynamic-batch-size --max-tokens-per-gpu 20480 --optimizer-cpu-offload)\n"
+        "ray job submit -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate \\\n"
+        "  ${MODEL_ARGS[@]} ${CKPT[@]} --rollout-batch-size 32 --n-samples-per-prompt 8 --advantage-estimator grpo \\\n"
+        "  --rollout-max-response-len 8192 --global-batch-size 256 --use-kl-loss ${PERF[@]}\n",
+        {},
+        {"system": "slime", "model": "qwen3-30b-a3b", "stack": "megatron", "num_devices": 8, "tp": 4, "ep": 8, "etp": 1,
+         "micro_batch": 2, "global_batch": 256, "seq_len": 8192, "method": "grpo", "recompute": "full",
+         "offload": ("optimizer",), "sharding": "distributed-optimizer"},
+    ),
     # FastChat's README, LLaVA's finetune_lora.sh and FastChat's train_lora.py: scripts in the manner of Alpaca
     "fastchat": (
         "torchrun --nproc_per_node=4 --master_port=20001 fastchat/train/train_mem.py \\\n"

@@ -55,7 +55,6 @@ _UNREAD = (
     # open_instruct/finetune.py takes transformers' words in their meaning; what names them in YAML may be DPO's.
     (r"\bopen_instruct[./](?!finetune\b)\w+", "Open Instruct"),
     (r"(?m)^(with_tracking|checkpointing_steps|dataset_mixer(_list)?):", "Open Instruct"),
-    (r"--actor-num-gpus-per-node\b|--rollout-num-gpus\b", "slime"),
     (r"\bprimus(-cli|/cli/main\.py)\b", "Primus"),
     (r"(?m)^actor_train:\s*$|\bstart_\w+_pipeline\.py\b", "ROLL"),
     (r"(?ms)^resources:\s*$.*^run:\s*\|", "SkyPilot"),
@@ -110,7 +109,7 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
         rule = f"is of {other}, which is not read" if other else "starts no program with arguments that are known"
         raise InputError([Problem("file", source, rule, REMEDY)])
     launches = [words for words in launches if not _begins_unread(words, known)] or launches
-    if other := _begins_unread(launches[0], known) or _rollouts(launches[0]):
+    if other := _begins_unread(launches[0], known):
         raise InputError([Problem("file", source, f"is of {other}, which is not read", REMEDY)])
     if len({tuple(words) for words in launches}) > 1:
         shell.note(f"the first of {len(launches)} programs that the script starts")
@@ -120,11 +119,6 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
 def _begins_unread(words: Sequence[str], known: Callable[[str], bool]) -> str:
     """Return the system that is not read whose program a command starts, by what stands before its arguments."""
     return unread(" ".join(words[: next(i for i, word in enumerate(words) if known(_name(word)))]))
-
-
-def _rollouts(words: Sequence[str]) -> str:
-    """Return slime where a command gives its own arguments beside Megatron-LM's; empty for others."""
-    return next((other for word in words if (other := unread(_name(word))) == "slime"), "")
 
 
 @dataclass(frozen=True, slots=True)

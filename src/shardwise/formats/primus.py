@@ -23,8 +23,9 @@ from shardwise.formats._imported import (
     top_level,
 )
 from shardwise.formats.megatron import _job, _model, _plan, _read
+from shardwise.formats.megatron._beside import worded
 from shardwise.formats.megatron._reader import Reader
-from shardwise.formats.megatron._values import GivenArguments, arguments, by_name, facts
+from shardwise.formats.megatron._values import GivenArguments, arguments, by_name
 from shardwise.models import Model, find_model, load_model, namesake
 from shardwise.plans import Plan
 from shardwise.records import replace
@@ -112,7 +113,7 @@ def _preset(keys: Keys, kind: str) -> dict[str, Any]:
 
 def _core(keys: Keys, overrides: Mapping[str, Any], source: str, devices: int) -> Imported:
     """Return the case of a training with Megatron-LM, whose arguments the overrides are."""
-    keys.table = _worded(keys)
+    keys.table = worded(keys)
     config = keys.word("config").removesuffix(".yaml")
     if config not in keys.table["usual"]:
         keys.fail("config", "is not a configuration that is read", "use pre_trainer.yaml or sft_trainer.yaml")
@@ -134,23 +135,6 @@ def _core(keys: Keys, overrides: Mapping[str, Any], source: str, devices: int) -
     given.problems.items[:] = dict.fromkeys(_named(one) for one in given.problems.items)
     keys.assumed += [_in_words(text) for text in reader.assumed]
     return keys.case(source, model=built, plan=plan, job=job, stack=stack, num_devices=devices)
-
-
-def _worded(keys: Keys) -> dict[str, Any]:
-    """Return the table with what Megatron-LM's arguments are, by name, as their own table has them."""
-    words, ours = by_name(), keys.table
-    named = {path: words[path] for path in keys.values if path in words and path not in ours["read"]}
-    reasons = {
-        f"core {word}": {"because": because, "keys": [path for path, one in named.items() if one.meaning == word]}
-        for word, because in facts()["reasons"].items()
-    }
-    quiet = [path for path, one in named.items() if one.meaning == "none" or one.meaning.startswith("!")]
-    return {
-        **ours,
-        "read": ours["read"] | {path: one.meaning[5:] for path, one in named.items() if one.read},
-        "reasons": ours["reasons"] | reasons,
-        "silent": {"keys": [*ours["silent"]["keys"], *quiet]},
-    }
 
 
 def _turbo(keys: Keys) -> dict[str, Any]:

@@ -1,13 +1,14 @@
-"""Settings of Megatron-Core among those of a trainer that runs it: verl, LLaMA-Factory."""
+"""Settings of Megatron-Core among those of a trainer that runs it: verl, LLaMA-Factory, slime, Primus."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from shardwise.formats._imported import Keys
 from shardwise.formats.megatron import _job, _plan
 from shardwise.formats.megatron._reader import Reader
-from shardwise.formats.megatron._values import GivenArguments
+from shardwise.formats.megatron._values import GivenArguments, by_name, facts
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, with_stage_layers
 
@@ -56,3 +57,20 @@ def _cut(keys: Keys, reader: Reader, layers: int, devices: int) -> Plan:
     reader.given.values["num_layers"] = pp * vpp
     keys.assumed.append(f"stages as even as {layers} layers allow: the model's own bridge cuts them")
     return with_stage_layers(_plan.build(reader, devices), layers, "uniform")
+
+
+def worded(keys: Keys) -> dict[str, Any]:
+    """Return the table with what Megatron-LM's arguments are, by name, as their own table has them."""
+    words, ours = by_name(), keys.table
+    named = {path: words[path] for path in keys.values if path in words and path not in ours["read"]}
+    reasons = {
+        f"core {word}": {"because": because, "keys": [path for path, one in named.items() if one.meaning == word]}
+        for word, because in facts()["reasons"].items()
+    }
+    quiet = [path for path, one in named.items() if one.meaning == "none" or one.meaning.startswith("!")]
+    return {
+        **ours,
+        "read": ours["read"] | {path: one.meaning[5:] for path, one in named.items() if one.read},
+        "reasons": ours["reasons"] | reasons,
+        "silent": {"keys": [*ours["silent"]["keys"], *quiet]},
+    }
