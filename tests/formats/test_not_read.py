@@ -18,8 +18,9 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
      "gradient_accumulation_steps: 4\nwith_tracking: true\n", "Open Instruct"),
     # AMD-AGI/Primus docs/quickstart.md
     ("primus.sh", "./primus-cli direct -- train pretrain --config exp.yaml\n", "Primus"),
-    # alibaba/ROLL examples/qwen3-30BA3B-rlvr_megatron/rlvr_config_sglang.yaml
-    ("roll.yaml", "exp_name: a\nrollout_batch_size: 64\nactor_train:\n  model_args: {dtype: bf16}\n", "ROLL"),
+    # alibaba/ROLL examples/qwen3-30BA3B-rlvr_megatron/run_rlvr_pipeline.sh: the YAML of the pipeline is read
+    ("run.sh", "python examples/start_rlvr_pipeline.py --config_path a --config_name rlvr_config\n",
+     "ROLL's launcher, beside the YAML of its pipeline"),
     # volcengine/verl examples/skypilot/verl-ppo.yaml
     ("task.yaml", "resources:\n  accelerators: H100:1\nrun: |\n  python3 -m verl.trainer.main_ppo a=1\n", "SkyPilot"),
 )  # fmt: skip

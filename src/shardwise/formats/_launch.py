@@ -56,7 +56,7 @@ _UNREAD = (
     (r"\bopen_instruct[./](?!finetune\b)\w+", "Open Instruct"),
     (r"(?m)^(with_tracking|checkpointing_steps|dataset_mixer(_list)?):", "Open Instruct"),
     (r"\bprimus(-cli|/cli/main\.py)\b", "Primus"),
-    (r"(?m)^actor_train:\s*$|\bstart_\w+_pipeline\.py\b", "ROLL"),
+    (r"\bstart_\w+_pipeline\.py\b", "ROLL's launcher, beside the YAML of its pipeline"),
     (r"(?ms)^resources:\s*$.*^run:\s*\|", "SkyPilot"),
 )  # fmt: skip
 
