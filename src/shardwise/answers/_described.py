@@ -25,6 +25,7 @@ def describe(plan: Plan, policy: str = "") -> str:
     words += [plan.layout] if plan.layout != "1d" else []
     words += [plan.sharding] if plan.sharding_rules.shards else []
     words += [f"recompute {plan.recompute}{kept}"] if plan.recompute != "none" else []
+    words += [f"recompute {' and '.join(plan.modules)}"] if plan.modules and plan.recompute == "none" else []
     words += [f"{' and '.join(plan.offload)} on the host"] if plan.offload else []
     return ", ".join(words) or "one device, nothing split"
 
@@ -79,7 +80,7 @@ def describe_placed(report: TrainReport | FrontPlan) -> str:
     """Return a plan in words with where its axes sit."""
     plan, shift = report.plan, report.case.stack.partition.partition(" ")[2]
     words = [describe_more(plan, report.case.stack.settings.checkpoint_policy)]
-    words += [f"recompute {' and '.join(plan.modules)}"] if plan.modules else []
+    words += [f"recompute {' and '.join(plan.modules)}"] if plan.modules and plan.recompute == "selective" else []
     words += [f"recomputed in {counted(plan.recompute_layers, 'layer')} of each stage"] if plan.recompute_layers else []
     words += [f"sharded in groups of {plan.shard}"] if plan.shard > 1 else []
     words += [f"stage layers {shift}"] if shift and plan.stage_layers else []

@@ -24,6 +24,7 @@ from shardwise.serving._jobs import job_problems
 from shardwise.serving._layout import engine_of, over_devices, stages_together, with_experts
 from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
+from shardwise.units import show_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,8 +269,7 @@ def _stated(case: ServingCase) -> list[str]:
             f"towers beside the language model take {case.tower_parameters / 1e9:.2f} billion parameters in 16 bits, "
             "which --language-model-only leaves out; what a request with images takes is not counted"
         )
-    notes += ["shard_weights: no effect, there is one replica"] * bool(job.shard_weights and case.plan.dp == 1)
-    notes += ["host: no effect, the device holds the whole model"] * bool(job.host and not job.splits_with_host)
+    notes += _idle_words(case)
     if not job.use_kv_cache and job.output_tokens:
         notes.append("no KV cache: each output token recomputes all tokens before it")
     if case.profiled.step_tokens and case.profiled.sequences > job.batch:
@@ -286,6 +286,30 @@ def _stated(case: ServingCase) -> list[str]:
     if case.cluster.usd_per_device_hour is None:
         notes.append("price: not known, no cost given")
     return notes
+
+
+def _idle_words(case: ServingCase) -> list[str]:
+    """Return the words of a job that change nothing for its model, or beside the rest of it."""
+    job, model = case.job, case.model
+    alone, whole = "there is one replica", "the device holds the whole model"
+    no_experts = f"{model.name} has no experts"
+    idle = (
+        ("shard_weights", job.shard_weights and case.plan.dp == 1, alone),
+        ("host", job.host and not job.splits_with_host, whole),
+        (f"expert_imbalance {job.expert_imbalance:g}", job.expert_imbalance > 1 and not model.has_experts, no_experts),
+        ("same_prompts", job.same_prompts and not model.has_experts, no_experts),
+        ("language_model_only", job.language_model_only and not model.tower_parameters, f"{model.name} has no towers"),
+    )
+    return [f"{name}: no effect, {why}" for name, changes_nothing, why in idle if changes_nothing]
+
+
+def clipped_cache(case: ServingCase, budget: float) -> tuple[str, ...]:
+    """Return that stated bytes of the cache are more than the rest leaves, with which an engine does not start."""
+    stated = case.job.kv_cache_memory
+    if case.job.max_total_tokens or not budget < stated * (1 - 1e-9):
+        return ()
+    left = show_bytes(max(budget, 0.0))
+    return (f"kv_cache_memory {show_bytes(stated)}: {left} are left for it, and {case.engine.title} would not start",)
 
 
 def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, evaluate, request_seconds
 from shardwise.serving._cache import keeps_states
 from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of, held_tokens, most_requests, state_blocks
-from shardwise.serving._case import ServingCase, ServingQuestion, complete
+from shardwise.serving._case import ServingCase, ServingQuestion, clipped_cache, complete
 from shardwise.serving._engine import ServingOptions
 from shardwise.serving._memory import StageBytes, memory_share
 from shardwise.serving._sizes import sizes_of
@@ -393,5 +393,6 @@ def infer(
     check_finite({"request_seconds": report.request_seconds, "weights_bytes_per_gpu": report.weights_bytes_per_gpu})
     if 0 < (most := report.most_started) < (asked := case.profiled.sequences):
         notes += (f"{case.engine.title} needs --max-sequences {most}: {asked:,} are more than its blocks of states",)
+    notes += clipped_cache(case, report.kv_cache_budget_bytes_per_gpu)
     notes_of = (*model.assumptions, *cluster.assumptions, *notes, *evaluation.notes)
     return replace(report, assumptions=tuple(dict.fromkeys(notes_of)))

@@ -39,7 +39,9 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
     if plan.recompute != "full":
         whole = ("checkpoint_policy", "partition_activations")
         idle += [(name, "there are no checkpoints of whole layers") for name in whole if getattr(settings, name)]
-    elif settings.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
+    if plan.recompute == "full" and plan.modules:
+        idle.append((f"modules {','.join(plan.modules)}", "recompute full runs whole layers again"))
+    if plan.recompute == "full" and settings.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
         idle.append(
             ("partition_activations", "tp is 1" if plan.tp == 1 else "sequence parallelism splits them already")
         )

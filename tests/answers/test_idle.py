@@ -1,0 +1,47 @@
+"""What is asked for and changes nothing is said, and so is what an engine would not start with."""
+
+from __future__ import annotations
+
+import pytest
+
+from command_line import run
+
+_DENSE = ("llama-3.1-8b", "--on", "8xh100-sxm-80gb")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("infer --expert-imbalance 2", "expert_imbalance 2: no effect, llama-3.1-8b has no experts"),
+        ("infer --same-prompts", "same_prompts: no effect, llama-3.1-8b has no experts"),
+        ("infer --language-model-only", "language_model_only: no effect, llama-3.1-8b has no towers"),
+        ("serve --rate 2 --expert-imbalance 2", "expert_imbalance 2: no effect, llama-3.1-8b has no experts"),
+        ("train --recompute full --modules mlp", "modules mlp: no effect, recompute full runs whole layers again"),
+        ("infer --kv-cache-memory 100GiB", "are left for it, and vLLM would not start"),
+    ],
+)
+def test_what_changes_nothing_is_said(words: str, says: str) -> None:
+    """A flag that has no effect beside the others, or on the model, stands among what is assumed."""
+    command, *flags = words.split()
+    assumed = run(command, *_DENSE, *flags, "--json").tree["assumptions"]
+    assert any(says in note for note in assumed)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("infer mixtral-8x7b --on 4xh100-sxm-80gb --tp 4 --expert-imbalance 2 --same-prompts", "no effect"),
+        ("infer llama-3.1-8b --on h100-sxm-80gb --kv-cache-memory 20GiB", "would not start"),
+        ("train llama-3.1-8b --on 8xh100-sxm-80gb --recompute selective --modules mlp", "modules"),
+    ],
+)
+def test_what_has_an_effect_is_not(words: str, says: str) -> None:
+    """The same flags beside what they are of are answered without a word."""
+    assert not any(says in note for note in run(*words.split(), "--json").tree["assumptions"])
+
+
+@pytest.mark.parametrize(("recompute", "says"), [("none", "recompute mlp"), ("selective", "recompute selective")])
+def test_modules_that_are_recomputed_stand_in_the_verdict(recompute: str, says: str) -> None:
+    """A plan that recomputes modules alone is not shown as one that recomputes nothing."""
+    done = run("train", *_DENSE, "--modules", "mlp", "--recompute", recompute)
+    assert says in " ".join(done.out.split("\n")[0:3])
