@@ -45,3 +45,28 @@ def test_modules_that_are_recomputed_stand_in_the_verdict(recompute: str, says: 
     """A plan that recomputes modules alone is not shown as one that recomputes nothing."""
     done = run("train", *_DENSE, "--modules", "mlp", "--recompute", recompute)
     assert says in " ".join(done.out.split("\n")[0:3])
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("infer --batch 16 --max-sequences 4", 2),
+        ("infer --batch 4 --max-sequences 4", 0),
+        ("export vllm --batch 16 --max-sequences 4", 2),
+        ("plan infer --batch 8..64 --max-sequences 4", 2),
+        ("infer --solve batch --max-sequences 4", 0),
+    ],
+)
+def test_a_batch_runs_at_once(words: str, status: int) -> None:
+    """An engine that is told to run fewer sequences at once than a batch has never runs that batch."""
+    command, *flags = words.split()
+    what = [flags.pop(0)] if not flags[0].startswith("-") else []
+    done = run(command, *what, "llama-3.1-8b", "--on", "h100-sxm-80gb", *flags, "--json")
+    assert done.status == status
+    assert status != 2 or done.fields == ["max_sequences"]
+
+
+def test_a_search_keeps_to_the_sequences_that_run_at_once() -> None:
+    """No plan has a larger batch than --max-sequences, and the largest is tried."""
+    best = run("plan", "infer", *_DENSE, "--max-sequences", "48", "--json").tree["best"]
+    assert max(one["plan"]["batch"] if "batch" in one["plan"] else one["job"]["batch"] for one in best) == 48

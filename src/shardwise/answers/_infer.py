@@ -44,6 +44,7 @@ def ask(inputs: Inputs) -> InferReport:
     """Return the report of a serving case; raises `InputError` with every problem."""
     from shardwise.serving import ServingOptions, infer
 
+    _check_at_once(inputs)
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
     if model is not None and cluster is not None:
         plan = replace(_case.make_plan(inputs), micro_batch=1)
@@ -65,6 +66,14 @@ def _usual_sizes(inputs: Inputs, report: InferReport) -> list[str]:
     """Return the batch and the lengths that nobody gave, on which every figure and the cost of a token rest."""
     sizes = ("batch", "input_tokens", *(["output_tokens"] if report.case.model.generates else []))
     return [f"{key} {getattr(report.job, key)}: not given" for key in sizes if key not in inputs.values]
+
+
+def _check_at_once(inputs: Inputs) -> None:
+    """Record that an engine is told to run fewer sequences at once than a batch has."""
+    batch, most = inputs.get("batch", 1), inputs.get("max_sequences", 0)
+    if most and batch > most:
+        rule = f"is fewer at once than the batch of {batch}, which runs together"
+        inputs.fail("max_sequences", most, rule, f"use --batch {most}, or --max-sequences {batch}")
 
 
 def _check_alone(inputs: Inputs) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.hardware import Cluster
-    from shardwise.search import SearchOptions, ServingSpace
+    from shardwise.search import IntRanges, SearchOptions, ServingSpace
     from shardwise.serving import ServingCase
 
 
@@ -42,6 +42,8 @@ def space_of(inputs: Inputs, cluster: Cluster) -> ServingSpace:
 
     given: dict[str, Any] = {key: IntRanges.parse(inputs.values[key]) for key in SERVE_WHOLES if key in inputs.values}
     given |= {key: inputs.values[key] for key in (*SERVE_WORDS, "batch_step") if key in inputs.values}
+    if most := inputs.get("max_sequences", 0):
+        given["batch"] = _at_once(inputs, given.get("batch", ServingSpace().batch), most)
     if "engine" not in inputs.values:
         given["engine"] = (_case.engine_of(inputs, cluster),)
     if "order" in inputs.values:
@@ -49,6 +51,18 @@ def space_of(inputs: Inputs, cluster: Cluster) -> ServingSpace:
     if inputs.get("at_most", False):
         given["devices"] = upto(cluster.num_devices)
     return ServingSpace(**given)
+
+
+def _at_once(inputs: Inputs, asked: IntRanges, most: int) -> IntRanges:
+    """Return the batches of no more sequences than the engine is told to run at once."""
+    from shardwise.search import IntRanges
+
+    kept = tuple((low, min(high, most)) for low, high in asked.ranges if low <= most)
+    if not kept and asked.ranges:
+        least = min(low for low, _ in asked.ranges)
+        rule = f"is fewer at once than every batch that is asked for, of {least} or more"
+        inputs.fail("max_sequences", most, rule, f"use --batch 1..{most}, or leave it out")
+    return IntRanges(kept or asked.ranges)
 
 
 def options_of(inputs: Inputs) -> SearchOptions:
