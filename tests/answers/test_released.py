@@ -71,3 +71,29 @@ def test_measured_rows_take_the_engine_of_a_launch(more: str, tmp_path: Path) ->
     words = ("validate", str(tmp_path / "rows.csv"), "--from", str(tmp_path / "run.sh"), "--json")
     done = run(*words, "--rows", str(tmp_path / "out.csv"))
     assert done.tree["rows"]["predicted"] == 1, done.out
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine"),
+    [
+        ("vllm==0.12.0", "vllm-0.13"),
+        ("vllm-0.12", "vllm-0.13"),
+        ("sglang@v0.5.4", "sglang-0.5.7"),
+        ("trtllm-1.1.0rc5", "tensorrt-llm"),
+        ("vllm-0.40", "vllm"),
+        ("vllm-0.2", "vllm-0.2"),
+    ],
+)
+def test_an_engine_may_be_named_with_its_release(asked: str, engine: str) -> None:
+    """What pip installs is a release that some entry covers, which is said; an entry's own name is that entry."""
+    tree = run("infer", "llama-3.1-8b", "--on", "h100-sxm-80gb", "--engine", asked, "--json").tree
+    assert tree["plan"]["engine"] == engine
+    assert any("its entry covers" in note for note in tree["assumptions"]) is (asked != engine)
+
+
+def test_searches_take_engines_with_their_releases() -> None:
+    """Each of several engines may be named so; what no engine is called is refused as before."""
+    words = ("plan", "infer", "llama-3.1-8b", "--on", "h100-sxm-80gb", "--json", "--engine")
+    engines = {one["plan"]["engine"] for one in run(*words, "vllm==0.12.0,sglang==0.5.4").tree["best"]}
+    assert engines <= {"vllm-0.13", "sglang-0.5.7"}
+    assert run(*words, "tgi-1.4").fields == ["engine"]

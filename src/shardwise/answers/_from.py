@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._commands import command as found
 from shardwise.answers._inputs import Inputs
-from shardwise.answers._released import with_release
+from shardwise.answers._released import name_releases, with_release
 from shardwise.answers._typed import joined
 from shardwise.errors import InputError
 from shardwise.formats import SERVERS, Imported
@@ -26,6 +26,8 @@ _SHOWN = 6
 
 def take(inputs: Inputs) -> None:
     """Read the file or the arguments of a case, and complete where it runs from its launch."""
+    if "engine" in inputs.values:
+        name_releases(inputs)
     if "set" in inputs.values and not {"from", "file"} & inputs.values.keys():
         inputs.fail("set", ",".join(inputs.values["set"]), "has no effect without --from", "leave it out")
     if "skip" in inputs.values and not {"from", "from_args", "file"} & inputs.values.keys():

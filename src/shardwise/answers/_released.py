@@ -1,6 +1,8 @@
-"""The release that the launch of a server states, by which its engine answers as that release does."""
+"""Releases of engines that a launch or --engine states: each is answered for by the entry that covers it."""
 
 from __future__ import annotations
+
+import re
 
 from shardwise.answers._inputs import Inputs
 from shardwise.errors import InputError
@@ -24,6 +26,35 @@ def with_release(server: Launched, inputs: Inputs) -> Launched:
         notes = []
     notes += [f"engine {runs}: what {engine} is launched with ({word}) is not taken" for word in lost]
     return replace(server, values={**server.values, "engine": runs}, assumed=(*server.assumed, *notes))
+
+
+_NAMED = re.compile(r"(.+?)[-=@: ]+v?(\d+\.\d+(?:\.\d+)*\w*)")
+
+
+def name_releases(inputs: Inputs) -> None:
+    """Put the entry that covers a release in place of an engine that is named with it, such as vllm==0.12.0."""
+    asked = inputs.get("engine")
+    words = asked if isinstance(asked, tuple) else (asked,) if isinstance(asked, str) else ()
+    meant = tuple(_covering(word, inputs) for word in words)
+    if meant != words:
+        inputs.values["engine"] = meant if isinstance(asked, tuple) else meant[0]
+
+
+def _covering(word: str, inputs: Inputs) -> str:
+    """Return the engine that covers a release, the word itself where it names none or is an engine's own name."""
+    from shardwise.serving import engine_names, find_engine
+
+    match = _NAMED.fullmatch(word.strip().lower())
+    if match is None or word in engine_names():
+        return word
+    from shardwise.measured import engine_of_release
+
+    try:
+        runs, _ = engine_of_release(find_engine(match[1]).name, match[2], _device(inputs))
+    except InputError:
+        return word  # which is told where the engine is looked up
+    inputs.notes.append(f"engine {runs}: its entry covers {find_engine(match[1]).title} {match[2]}")
+    return runs
 
 
 def _device(inputs: Inputs) -> Device | None:

@@ -202,7 +202,7 @@ def _inputs(scanned: ScannedWords, command: Command) -> Inputs:
     inputs.raw = raw
     _use_catalogue(raw.get("catalogue"), inputs)
     read_values(raw, command, inputs)
-    if inputs.values.keys() & FROM.keys():
+    if inputs.values.keys() & {*FROM, "engine"}:
         from shardwise.answers._from import take
 
         take(inputs)

@@ -300,7 +300,13 @@ SERVING: tuple[Field, ...] = (
     _assumed(
         "host", "text", "the host's processor, which runs the rest; `shardwise devices cpu` lists them", searched="no"
     ),
-    _job("engine", "text", "inference engine, such as vllm; `shardwise stacks` lists them", sets=(), searched="values"),
+    _job(
+        "engine",
+        "text",
+        "inference engine, such as vllm or vllm==0.11.0; `shardwise stacks` lists them",
+        sets=(),
+        searched="values",
+    ),
 )
 
 
