@@ -300,13 +300,7 @@ SERVING: tuple[Field, ...] = (
     _assumed(
         "host", "text", "the host's processor, which runs the rest; `shardwise devices cpu` lists them", searched="no"
     ),
-    _job(
-        "engine",
-        "text",
-        "inference engine, such as vllm or vllm==0.11.0; `shardwise stacks` lists them",
-        sets=(),
-        searched="values",
-    ),
+    _job("engine", "text", "engine, such as vllm==0.11.0; `shardwise stacks` lists them", sets=(), searched="values"),
 )
 
 
