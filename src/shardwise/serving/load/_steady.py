@@ -41,6 +41,7 @@ from shardwise.serving.load._batch_times import (
 from shardwise.serving.load._batches import EQUAL, Batches
 from shardwise.serving.load._bulk import PromptSteps, gathered
 from shardwise.serving.load._cycle_prices import PROMPTS
+from shardwise.serving.load._idle import first_token_alone
 from shardwise.serving.load._layouts import merged, parts_of, some_of
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._moments import LengthMoments
@@ -334,7 +335,8 @@ class Replicas:
         waiting = self._waiting(rate, (placed, width, tail), whole, load[:, -1], turns)
         causes = ((WAITS[3], pace.rest), (OWN_PROMPT, pace.own), (MATES, pace.others))
         ttft = sum(mean_of(value, chance, past, name) for name, value in causes)
-        ttft = ttft + called(empty * pace.empty[:, 0], "where nobody else is") + called(waiting, "waiting for a place")
+        ttft = ttft + first_token_alone(self, rate, empty, pace, ttft / np.maximum(1 - empty, 1e-12))
+        ttft = ttft + called(waiting, "waiting for a place")
         if not moments.steps and moments.new_tokens:
             alone, longer = self._prompts_alone(rate, turns)
             ttft = np.where(self.batches.many[:, 0] > 1, ttft, called(alone, OWN_PROMPT) + called(longer, MATES))
