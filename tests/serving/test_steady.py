@@ -23,9 +23,10 @@ from shardwise.serving import ServingOptions
 from shardwise.serving._policy import policy_of
 from shardwise.serving._sizes import sizes_of_columns
 from shardwise.serving.load import LoadOptions, Replica, ServeReport, StepTable, moments_of, serve
-from shardwise.serving.load._batch_times import admitted_together, lingering_of
+from shardwise.serving.load._batch_times import lingering_of
 from shardwise.serving.load._batches import batches_of, unevenness, waiting_chance
 from shardwise.serving.load._bulk import PromptSteps
+from shardwise.serving.load._bunches import admitted_together
 from shardwise.serving.load._carried import carried_at_most
 from shardwise.serving.load._fleet import Fleet, requests_of
 from shardwise.serving.load._forms import replicas_of
@@ -700,7 +701,16 @@ def test_what_follows_on_a_prompt_lasts_no_longer_than_an_answer(steps: int, ahe
 
 
 @pytest.mark.parametrize(
-    ("engine", "made", "within"), [("vllm", 2, 0.25), ("tensorrt-llm", 2, 0.25), ("vllm", 3, 0.1), ("vllm", 5, 0.1)]
+    ("engine", "made", "within"),
+    [
+        ("vllm", 2, 0.25),
+        ("tensorrt-llm", 2, 0.25),
+        ("vllm", 3, 0.1),
+        ("vllm", 5, 0.1),
+        ("sglang", 2, 0.75),  # 6 times the run's before
+        ("sglang", 3, 0.1),
+        ("sglang", 5, 0.1),
+    ],
 )
 def test_the_step_after_a_prompt_knows_nothing_of_it(engine: str, made: int, within: float) -> None:
     """Answers of two tokens were said to wait for prompts that come two steps later: 7 times the run's at this load."""

@@ -12,8 +12,8 @@ import pytest
 from steady import STORED, draw
 
 from shardwise.plans import Plan
-from shardwise.serving.load._batch_times import walk_above
 from shardwise.serving.load._batches import after_hold, batches_of
+from shardwise.serving.load._bunches import walk_above
 
 
 @cache

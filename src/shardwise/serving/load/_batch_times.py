@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, Generic
 
 from shardwise.arrays import np
@@ -11,13 +10,11 @@ from shardwise.ledger.number import X, above, log2, maximum, minimum, raised
 from shardwise.ledger.opened import called
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
+from shardwise.serving.load._bunches import exponential
 from shardwise.serving.load._moments import LengthMoments
 
 # Loads of prompts beyond this are taken as this: every mean below has 1 - load beneath it.
 FULL = 0.97
-_ROUNDS = 8
-# Of a random walk of normal steps, in their standard deviations (Siegmund 1979): -zeta(1/2) / sqrt(2 pi).
-_OVERSHOOT = 0.5826
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,36 +65,6 @@ def _own_batch(batch: BatchLoad[X]) -> X:
     return minimum(maximum(batch.together, 1.0), 1 + arrived)
 
 
-def exponential(x: X) -> X:
-    """Return e to any number."""
-    return raised(math.e, x)
-
-
-def bunched(ended: X, arrivals: X) -> X:
-    """Return the mean of Poisson numbers of prompts that are, where there are any, as many as equal answers that end.
-
-    Who came in a decode step, and in the prompts that followed on it, end in one step: no fewer steps have none.
-    """
-    size = mean = ended / (1 - exponential(-1 * arrivals))
-    for _ in range(_ROUNDS):
-        mean = size * (1 - exponential(-1 * mean))
-    return mean
-
-
-def poisson_of(some: X) -> X:
-    """Return the mean of Poisson numbers that are, where they are not 0, so many in the mean (Newton's steps).
-
-    >>> round(poisson_of(2 / (1 - math.exp(-2))), 9)
-    2.0
-    """
-    some = maximum(some, 1 + 1e-6)
-    mean = minimum(some, 2 * (some - 1))
-    for _ in range(_ROUNDS):
-        none = exponential(-1 * mean)
-        mean = mean - (mean - some * (1 - none)) / (1 - some * none)
-    return mean
-
-
 def run_ends(short: Any, unfilled: Any, busy: Any) -> tuple[Any, Any]:
     """Return what the ends of runs add to each prompt, and the share of its last step that prompts behind it fill.
 
@@ -116,64 +83,6 @@ def run_ends(short: Any, unfilled: Any, busy: Any) -> tuple[Any, Any]:
         mean, filled, behind = mean + chance * each, filled + more * some, behind - more
     longer = np.maximum(behind, 0.0) * sum(unfilled) / len(unfilled)
     return (1 - busy) * (mean + more * short[-1]), (1 - busy) * (filled + longer)
-
-
-@cache
-def _walks() -> tuple[Any, Any]:
-    """Return chances of `walk_above` by the mean of a step over its deviation."""
-    means = np.arange(41) / 10
-    # Of few deviations the sum is long: what it comes to (Siegmund 1979).
-    near = [1 - math.sqrt(2) * mean * math.exp(-_OVERSHOOT * mean) for mean in means.tolist()[:5]]
-    sums = [sum(math.erfc(mean * math.sqrt(k / 2)) / 2 / k for k in range(1, 200)) for mean in means.tolist()[5:]]
-    return means, np.array([*near, *(-math.expm1(-one) for one in sums)])
-
-
-def walk_above(mean: Any) -> Any:
-    """Return how likely a queue is not empty that falls by so many deviations a step in the mean.
-
-    The maximum of a walk of normal steps is 0 with exp(-sum Phi(-mean sqrt(n)) / n) (Spitzer 1956).
-
-    >>> walk_above(np.array([0.0, 0.5, 1.0, 5.0])).round(3).tolist()
-    [1.0, 0.471, 0.199, 0.0]
-    """
-    return np.interp(mean, *_walks())
-
-
-def admitted_together(ended: X, moments: LengthMoments, policy: Policy) -> X:
-    """Return the prompts that are admitted at once where the cache is full and has room promised to what runs.
-
-    So many sequences end in a decode step. What they free, less what others take by their next tokens, adds up until
-    the next prompt has room: a random walk of normal steps, over its last maximum by the mean (Siegmund 1979, Corrected
-    diffusion approximations in certain random walk problems), or by what a single sequence frees beyond that.
-    """
-    claim_tokens = max(moments.freed_tokens - (1 - policy.reserved_share) * moments.output_tokens, 1.0)
-    square = moments.freed_tokens**2 * (1 + moments.freed_cv2)
-    spread = raised(2.0, log2(ended * square) / 2)
-    drift = ended * claim_tokens / spread
-    over = spread / math.sqrt(2) * exponential(_OVERSHOOT * minimum(drift, 1 / _OVERSHOOT))
-    over = maximum(over, square / moments.freed_tokens / 2)
-    return 1 / (1 - exponential(-1 * claim_tokens / over))
-
-
-def begin_chance(counts: Any, moments: LengthMoments, policy: Policy, lanes: Any) -> tuple[Any, Any]:
-    """Return how many sequences of so many end in a decode step, and how likely prompts take their places after it.
-
-    Others wait. Fewer steps have prompts where the cache and not the engine says how many run: [layout, place].
-    """
-    ended = np.maximum(counts, 1e-3) / max(moments.steps, 1e-9)
-    by_cache = counts[:, -1:] < np.ceil(policy.max_sequences / np.asarray(lanes))[:, None]
-    fewer = ended / admitted_together(ended, moments, policy) if policy.reserved_share else np.inf
-    chance = -np.expm1(-ended)
-    return ended, np.where(by_cache, np.minimum(fewer, chance), chance)
-
-
-def as_they_came(ended: X, added: X) -> X:
-    """Return how many times the prompts of steps that have any, by chance, equal answers that end as they came have.
-
-    So many end in a step in the mean; a prompt adds so many times a decode step.
-    """
-    size = bunched(ended, ended / (1 + ended * added))
-    return size / (1 - exponential(-1 * size)) * (1 - exponential(-1 * ended)) / ended
 
 
 def _over_before(moments: LengthMoments, while_left: X, busy: X) -> tuple[X, X, X]:
@@ -224,6 +133,20 @@ class Lingering(Generic[X]):
     """How much of the queue that a request began beside is over, in the mean of its steps."""
 
 
+def _begun(batch: BatchLoad[X], moments: LengthMoments) -> tuple[X, X]:
+    """Return how much of what prompts in steps of their own leave behind delays an answer, and that over its steps.
+
+    Where steps are scheduled ahead who comes in the step of a prompt runs two steps later, which is after a step that
+    decodes, and so on from each of these to the next. All of them run before the first where others do between: where
+    the step before was of prompts, too, as the one in which the prompt came, and somebody came in it. Means of answers.
+    """
+    before = batch.load * batch.load * (1 - exponential(-1 * batch.rate * _batch_seconds(batch)))
+    logs = log2(maximum(batch.load, 1e-12))
+    shares: list[Any] = [1 - (1 - before) * raised(2.0, logs * max(steps - 1, 0.0)) for steps in moments.answers]
+    each = sum(one / steps for one, steps in zip(shares, moments.answers, strict=True))
+    return sum(shares[1:], shares[0]) / len(shares), each / len(shares)
+
+
 def lingering_of(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) -> Lingering[X]:
     """Return what prompts delay a request beyond their mean share of its steps.
 
@@ -236,7 +159,8 @@ def lingering_of(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) ->
         arrived = 1 + batch.rate * ((1 - batch.load) * batch.decode + batch.load * _batch_seconds(batch))
         left = batch.load * (own * batch.prompt + (1 - own / arrived) * behind)
         delay = maximum((left - batch.load * batch.decode) / (1 - batch.load), -0.9 * moments.steps * batch.decode)
-        return Lingering(seconds=delay, per_step=delay * moments.inverse_steps, over=0.0 * delay + 1)
+        whole, each = _begun(batch, moments) if policy.async_scheduling else (1.0, moments.inverse_steps)
+        return Lingering(seconds=delay * whole, per_step=delay * each, over=0.0 * delay + 1)
     joint = batch.prompt * batch.load / ((1 - batch.load) * (1 - batch.load) * (1 + batch.load))
     each = _backlogged(batch)
     busy = minimum(batch.rate * each, FULL)

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from shardwise.arrays import np
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
-from shardwise.serving.load._batch_times import begin_chance, walk_above
 from shardwise.serving.load._batches import EQUAL, Batches, after_hold, crowded, ending_chance, piled, piles_up
+from shardwise.serving.load._bunches import begin_chance, walk_above
 from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled
 from shardwise.serving.load._gathered import Gathered
 from shardwise.serving.load._lockstep import Cycles, cycles_of

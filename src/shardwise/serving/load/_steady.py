@@ -25,14 +25,10 @@ from shardwise.serving.load._batch_times import (
     BatchLoad,
     BatchTimes,
     as_many_as_end,
-    as_they_came,
-    begin_chance,
-    bunched,
     first_token,
     followed,
     lingering_of,
     mean_of,
-    poisson_of,
     prompt_seconds,
     run_ends,
     served_cv2,
@@ -40,6 +36,7 @@ from shardwise.serving.load._batch_times import (
 )
 from shardwise.serving.load._batches import EQUAL, Batches
 from shardwise.serving.load._bulk import PromptSteps, gathered
+from shardwise.serving.load._bunches import as_they_came, begin_chance, bunched, poisson_of
 from shardwise.serving.load._cycle_prices import PROMPTS
 from shardwise.serving.load._idle import first_token_alone
 from shardwise.serving.load._layouts import merged, parts_of, some_of
