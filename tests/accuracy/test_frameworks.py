@@ -180,6 +180,23 @@ def test_cells_change_what_a_stack_does(stack: str, row: dict[str, str], field: 
     assert adjusted(TABLE, find_stack(stack), {}) == find_stack(stack)
 
 
+@pytest.mark.parametrize(
+    ("framework", "notes", "each"),
+    [
+        ("axolotl (2025-08)", "FSDP2; cut cross entropy", True),
+        ("HF TRL 0.21 / accelerate 1.10.0", "fsdp2", True),
+        ("HF TRL 0.24 / accelerate 1.11.0", "fsdp2", False),
+        ("axolotl (2026-08)", "FSDP2", False),
+        ("axolotl (2025-08)", "FSDP1", False),
+    ],
+)
+def test_accelerate_reduced_every_micro_batch_of_fsdp2_until_its_1_11(framework: str, notes: str, each: bool) -> None:
+    """Pull 3762 (2025-09) holds whole gradients until the last micro-batch, as FSDP1 did before."""
+    row = {"framework": framework, "notes": notes}
+    for stack in ("axolotl", "trl-2025"):
+        assert adjusted(TABLE, find_stack(stack), row).settings.sync_each_batch is each
+
+
 def test_notes_say_what_the_user_set() -> None:
     """Recompute by operator and updates within the backward pass are settings of any stack."""
     row = {"recompute": "selective", "recompute_detail": "per-op SAC", "notes": "optimizer in backward"}
