@@ -13,6 +13,7 @@ from shardwise.ledger.number import total
 from shardwise.ledger.saved import recomputed_ops
 from shardwise.models import load_model
 from shardwise.ops.block import block_ops
+from shardwise.ops.elementwise import Norm, module_norm
 from shardwise.ops.head import loss
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
@@ -325,3 +326,28 @@ def test_owners_that_broadcast_in_turn_pay_for_each_of_them() -> None:
         steps.append(report.evaluation.step.parameters_exposed)
     assert steps == sorted(steps)
     assert steps[2] > 2 * steps[0]
+
+
+@pytest.mark.parametrize(
+    ("stack", "device", "width", "rows_a_second"),
+    [
+        # github.com/pytorch/pytorch pull 159682: 65,536 rows of 1,024 and of 2,048 values in 97 and 101 us on B200.
+        ("fsdp2", "b200-sxm-180gb", 1024, 4.7e6 * 148),
+        ("fsdp2", "b200-sxm-180gb", 128, 4.7e6 * 148),
+        ("fsdp2", "b200-sxm-180gb", 8192, 0),
+        # inductor's kernels take several rows a block, and so do those of Transformer Engine.
+        ("fsdp2-compiled", "b200-sxm-180gb", 128, 0),
+        ("megatron", "b200-sxm-180gb", 128, 0),
+    ],
+)
+def test_short_rows_of_norms_cost_a_block_of_threads_each(
+    stack: str, device: str, width: int, rows_a_second: float
+) -> None:
+    """PyTorch's own norm starts a block for each row, however short: 65,536 of them take 94 us on B200."""
+    rates = rates_of(find_device(device).device, "bf16", 0.0, Efficiencies())
+    y, rows = layout(stack), 65536
+    n = Norm(name="norm", region="norm", kind="rmsnorm", rows=rows, elements=rows * width, width=width, whole=width)
+    op = module_norm(y, n, y.residual("input", width, ""))
+    seconds = op_seconds(rates, op).forward - rates.memory_start
+    moved = op.forward_bytes / rates.bandwidth_shares.rate(rates.memory_bytes, "norm")
+    assert seconds <= moved if not rows_a_second else seconds == pytest.approx(rows / rows_a_second)

@@ -256,6 +256,8 @@ def kernel_seconds(rates: Rates[X], op: Op[X], which: str) -> X:
         return _off_matrix_units(rates, op, flops, maximum(worked, streamed)) + rates.attention_start
     scan = flops / rates.grouped_flops if op.kind == "scan" else 0 * flops
     streamed = named(_streamed_seconds(rates, op, which, moved), "memory traffic")
+    if rates.row_rate and not is_plain(op.row_blocks, 0):
+        streamed = maximum(streamed, named(op.row_blocks / rates.row_rate, "a block of threads a row"))
     launches = named(op.kernels * rates.launch, "launches by the host")
     return maximum(scan, maximum(streamed, launches)) + named(op.kernels * rates.memory_start, "kernel start")
 

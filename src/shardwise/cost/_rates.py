@@ -163,6 +163,8 @@ class Rates(GemmRates[X]):
     """Rate without matrix units (0: not known)."""
     cached_rate: float = 0.0
     """Bytes/s of kernels that find what they move in the last cache (0: not known)."""
+    row_rate: float = 0.0
+    """Rows/s of kernels that start a block of threads a row (0: not known)."""
 
 
 def lasting(row: Gemm) -> float:
@@ -356,6 +358,7 @@ def rates_of(
         else BandwidthShares.stated(memory, dtype),
         experts_in_turn=grouped.in_turn,
         cached_rate=_cached_rate(device, memory, imposed),
+        row_rate=_cores(device, imposed) * memory.rows_per_second_per_core,
         wide=_wide(device, dtype, imposed, (node_busy, kernels[2])),
         vector_flops=_vector_flops(device, imposed),
     )
@@ -363,9 +366,14 @@ def rates_of(
 
 def _cached_rate(device: Device, memory: MemoryKernels, imposed: Efficiencies) -> float:
     """Return the bytes/s at which kernels find what they move in the last cache, 0 where that is not measured."""
-    if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second or not device.knows("num_cores"):
-        return 0.0
-    return device.num_cores * memory.cached_bytes_per_second_per_core if last_cache_bytes(device) else 0.0
+    cores = _cores(device, imposed)
+    return cores * memory.cached_bytes_per_second_per_core if cores and last_cache_bytes(device) else 0.0
+
+
+def _cores(device: Device, imposed: Efficiencies) -> int:
+    """Return the cores of a device, 0 where they are not known or the rates of memory are imposed."""
+    imposes = imposed.ideal or imposed.memory or imposed.memory_bytes_per_second
+    return device.num_cores if not imposes and device.knows("num_cores") else 0
 
 
 def _vector_flops(device: Device, imposed: Efficiencies) -> Any:

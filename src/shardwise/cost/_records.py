@@ -154,6 +154,8 @@ class MemoryKernels:
     """Start from a captured graph; 0 where it was not measured."""
     cached_bytes: float = 0.0
     cached_bytes_per_second_per_core: float = 0.0
+    rows_per_second_per_core: float = 0.0
+    """Rows that norms of PyTorch's own take on a core, a block of threads each (0: not measured)."""
     keeps_outputs: bool = False
     kinds: Mapping[str, Pair] = by_name()
     """Shares of the streaming rate by kind of operator: forward, backward."""

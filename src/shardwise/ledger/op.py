@@ -133,7 +133,8 @@ class Op(Generic[X]):
     own name do not say (`ledger.flow`); one that makes none works in place. `without` are the gradients that nothing
     asks for. `modules` are the linear layers, by the names that models give them, that it stands for, and `split` the
     side of them that tensor parallelism splits. `widened_bytes` are moved before a pass to make 16 bits of weights
-    that are stored in fewer, beside which `decoding_flops` run on vector units.
+    that are stored in fewer, beside which `decoding_flops` run on vector units. `row_blocks` are blocks of threads that
+    a pass starts, one for each row of a norm, however short; 0 where kernels share them out otherwise.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Op(Generic[X]):
     vector_units: bool = False
     unaligned: X | float = 0
     apart: int = 0
+    row_blocks: X | float = 0
     role: OpRole = "other"
 
     @property

@@ -11,7 +11,7 @@ from shardwise.models import Attention, Model, NormKind, attention_limits
 from shardwise.ops.adapters import prefix
 from shardwise.ops.core import CORE, AttentionCore, AttentionMask, core_output
 from shardwise.ops.core_kernels import attention_core, is_masked, with_scores, without_sdpa
-from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector, with_replica_sums
+from shardwise.ops.elementwise import Norm, module_norm, only_weights, vector, with_replica_sums
 from shardwise.ops.indexer import indexer_ops
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.records import replace
@@ -34,7 +34,7 @@ def head_norm(y: Layout[X], name: str, heads: tuple[X, int], dim: int, rule: tup
     width = dim + 0 * local if how == "head" else local * dim
     n = Norm(name=name, region=REGION, kind=kind, rows=rows, elements=elements, width=width,
              whole=dim if how == "head" else whole * dim)  # fmt: skip
-    op = norm_op(y, n, Tensor(name=f"{name}.input", size_bytes=y.a * elements, born=REGION))
+    op = module_norm(y, n, Tensor(name=f"{name}.input", size_bytes=y.a * elements, born=REGION))
     op = with_replica_sums(y, n, op) if how == "head" else op
     stream = f"attention.{name.rpartition('.')[2]}"
     return replace(op, takes=(stream,), makes=(stream,)) if stream in STREAMS else op

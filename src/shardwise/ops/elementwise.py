@@ -144,6 +144,16 @@ def norm_op(y: Layout[X], n: Norm[X], source: Tensor[X]) -> Op[X]:
     )  # fmt: skip
 
 
+def module_norm(y: Layout[X], n: Norm[X], source: Tensor[X]) -> Op[X]:
+    """Return the operator of a norm that is a module of its own, whose kernel of PyTorch starts a block for each row.
+
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu, blocks(M) forward and for the gradient of the input. Kernels
+    of inductor, and of those who wrote norms for heads, take several rows a block.
+    """
+    own = y.stack.norm == "native" and y.stack.activation == "eager"
+    return replace(norm_op(y, n, source), row_blocks=n.rows if own else 0)
+
+
 def norm(y: Layout[X], name: str, D: int, kind: NormKind, source: Tensor[X], region: str | None = None) -> Op[X]:
     """Return a norm over the residual stream; a hidden dimension that is split needs two statistics reduced.
 
@@ -155,7 +165,7 @@ def norm(y: Layout[X], name: str, D: int, kind: NormKind, source: Tensor[X], reg
     R, width = y.residual_tokens, y.residual_width(D)
     n = Norm(name=name, region=name if region is None else region, kind=kind, rows=R, elements=R * width, width=width,
              whole=D)  # fmt: skip
-    op = with_replica_sums(y, n, norm_op(y, n, source))
+    op = with_replica_sums(y, n, module_norm(y, n, source))
     return with_statistics(op, R) if y.choices.layout == "summa" else op
 
 
