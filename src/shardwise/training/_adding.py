@@ -27,21 +27,25 @@ def adding_seconds(
     zero = 0.0 * stage.count
     if recipe.stack.gradients_apart != "behind the first":
         return zero
-    whole, several = _whole(sizes, recipe, zero), above(sizes.num_micro, 1, 1 + zero, zero)
-    first = divide(1 + zero, sizes.num_micro)
+    several, first = above(sizes.num_micro, 1, 1 + zero, zero), divide(1 + zero, sizes.num_micro)
+
+    def added(made: float, kept: float, elements: X) -> X:
+        """Seconds to add gradients to buffers of so many bytes an element, with the cast of the first."""
+        cast = first * (made + kept) if kept != made else zero
+        return ((1 - first) * (made + 2 * kept) + cast) * elements / _rate(costs, kept != made)
+
     seconds = zero
     for own, some in trained(recipe, parts):
-        made, kept = own.precision.gradient_bytes, own.precision.gradient_bytes
-        if recipe.shards_gradients:
-            made, kept = own.precision.activation_bytes, own.whole_gradient_bytes
-        moved = (1 - first) * (made + 2 * kept) + (first * (made + kept) if kept != made else zero)
-        rate = _rate(costs, kept != made)
+        width, every = own.precision.gradient_bytes, total(owned(some, stage))
+        if not recipe.shards_gradients:
+            seconds = seconds + added(width, width, every)
+            continue
+        # One rank shares with nobody, and experts that FSDP leaves alone are autograd's.
         sharded = total(owned(without_lone(own, sizes, some), stage))
-        seconds = seconds + moved * sharded / rate
-        # Gradients that FSDP leaves alone are autograd's.
-        alone = (1 - first) * 3 * own.precision.gradient_bytes * (total(owned(some, stage)) - sharded)
-        seconds = seconds + alone / _rate(costs, False)
-    return named(whole * several * seconds, "gradients added up")
+        waits = _whole(sizes, recipe, zero) * added(own.precision.activation_bytes, own.whole_gradient_bytes, sharded)
+        scattered = above(sizes.shard_share, 1, waits, added(width, width, sharded))
+        seconds = seconds + scattered + added(width, width, every - sharded)
+    return named(several * seconds, "gradients added up")
 
 
 def _rate(costs: CostModel[X], mixed: bool) -> X:
@@ -50,7 +54,7 @@ def _rate(costs: CostModel[X], mixed: bool) -> X:
 
 
 def _whole(sizes: PlanSizes[X], recipe: Recipe, zero: X) -> X:
-    """Return 1 where gradients are whole between micro-batches, else 0."""
-    if not recipe.shards_gradients or recipe.stack.whole_gradients:
+    """Return 1 where sharded gradients are whole between micro-batches, else 0."""
+    if recipe.stack.whole_gradients:
         return 1 + zero
     return above(sizes.pp, 1, 1 + zero, zero) if recipe.stack.pipeline_keeps_gathered else zero
