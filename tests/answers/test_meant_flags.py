@@ -119,3 +119,19 @@ def test_what_stands_in_the_wrong_place_is_named_with_its_flag(words: str, remed
     """Devices without --on, and a format given as a preset of bits: the remedy is the flag that takes it."""
     problems = run(*words.split(), "--json").tree["error"]["problems"]
     assert problems[0]["remedy"].startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        ("--rate 5rps", "--rate 5/s"),
+        ("--rate 5QPS", "--rate 5/s"),
+        ("--rate 300requests/min", "--rate 5/s"),
+        ("--rate 5req/s", "--rate 5/s"),
+        ("--rate 5 --cached-share 50%", "--rate 5 --cached-share 0.5"),
+    ],
+)
+def test_loads_are_read_in_the_words_of_load_generators(words: str, same: str) -> None:
+    """Requests and queries a second, and shares in percent, are what they are elsewhere."""
+    where = ("serve", "llama-3.1-8b", "--on", "h100-sxm-80gb", "--requests", "50", "--json")
+    assert run(*where, *words.split()).tree["e2e"] == run(*where, *same.split()).tree["e2e"]

@@ -12,7 +12,7 @@ from shardwise.answers._value_lists import AT_MOST, UNIONS, several
 from shardwise.plans.fields import DEPLOYED, PLAN, SERVING, TRAINING, keys
 from shardwise.plans.partition import SHIFTS
 from shardwise.records import replace
-from shardwise.units import parse_count, parse_seconds
+from shardwise.units import parse_count, parse_seconds, parse_share
 
 _RANGE = re.compile(r"[1-9]\d{0,8}(\.\.[1-9]\d{0,8})?")
 COUNTS = ("recompute_layers",)
@@ -162,17 +162,21 @@ def serving_limits() -> dict[str, Flag]:
 
 
 TOKENS_RANGE = re.compile(r"\s*(\d{1,9})\s*\.\.\s*(\d{1,9})\s*", re.ASCII)
+# The words of load generators: requests or queries a second.
+_SECONDLY = re.compile(r"(?<=[\d\s])[rq]ps\s*$", re.IGNORECASE)
+_REQUESTS = re.compile(r"(?<=[\d\s])req(?:uest)?s?\s*(?=/)", re.IGNORECASE)
 _PER = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 _LOAD_GONE = ("batch", "prefix_tokens", "same_prompts", "use_kv_cache", "shard_weights")
 
 
 def parse_rate(text: str, field: str) -> float:
-    """Return requests a second of a text such as 50/s, 3000/min or 50.
+    """Return requests a second of a text such as 50/s, 50 req/s, 50rps, 3000/min or 50.
 
-    >>> parse_rate("3000/min", "rate"), parse_rate("50", "rate")
-    (50.0, 50.0)
+    >>> parse_rate("3000/min", "rate"), parse_rate("50", "rate"), parse_rate("50 QPS", "rate")
+    (50.0, 50.0, 50.0)
     """
-    number, slash, unit = text.partition("/")
+    spelled = _SECONDLY.sub("/s", _REQUESTS.sub("", text))
+    number, slash, unit = spelled.partition("/")
     if (slash and unit.strip() not in _PER) or re.search(r"\d\s*[a-z]{2,}", number, re.IGNORECASE):
         raise k.fail(field, text, "is not requests a second, minute or hour", "write for example 50/s")
     return parse_count(number.strip(), field) / _PER.get(unit.strip(), 1.0)
@@ -218,7 +222,7 @@ _TOKENS = k.Converter(_read_tokens, "N|A..B")
 _RATE = k.number(parse_rate, "RATE", k.Range(above=True, most=1e6, example='"50/s"'))
 _SPAN = k.number(parse_seconds, "TIME", k.Range(above=True, most=1e10, example='"1h"'))
 _CV = k.number(parse_count, "X", k.Range(least=0, most=10, example="0.8"))
-_SHARE = k.number(parse_count, "SHARE", k.Range(least=0, most=1, example="0.5"))
+_SHARE = k.number(parse_share, "SHARE", k.Range(least=0, most=1, example="0.5"))
 
 
 _MEASURED = (
