@@ -111,7 +111,7 @@ def test_words_of_other_tools_name_the_value(typed: str, says: str) -> None:
         ("infer llama-3.1-8b --on 8xh100 --dtype w8", "use w"),
         ("train llama-3.1-8b --on 8h100", 'write "8xh100"'),
         ("export llama-3.1-8b --on 8xh100", "write `shardwise export deepspeed llama-3.1-8b --on 8xh100"),
-        ("serve llama-3.1-8b --on h100 --rate 5qps", "write for example 50/s"),
+        ("serve llama-3.1-8b --on h100 --rate 5rpm", "write for example 50/s"),
         ("train llama-3.1-8b --on 8xh100 --stack vllm", "use one of megatron,"),
     ],
 )
