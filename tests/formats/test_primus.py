@@ -46,12 +46,12 @@ def test_a_preset_has_the_parameters_of_its_model(name: str) -> None:
 
 
 def test_every_preset_is_read() -> None:
-    """No preset of either framework lacks what a model needs."""
-    for framework, kind in (("megatron", "presets"), ("torchtitan", "flavors")):
+    """No preset of any framework lacks what a model needs."""
+    for framework, kind in (("megatron", "presets"), ("torchtitan", "flavors"), ("maxtext", "maxtext_models")):
         for name in table("primus.toml")[kind]:
             if not name.endswith("_base") and name != "language_model":
                 case = case_of(framework, f"{name}.yaml", "", 0)
-                known = framework == "megatron" or "1B" not in name
+                known = framework != "torchtitan" or "1B" not in name
                 assert (case.model is not None) == known, name
 
 
@@ -90,6 +90,28 @@ def test_an_experiment_of_torchtitan_has_its_words() -> None:
     assert (case.plan.recompute, case.stack.name, case.job.precision) == ("full", "fsdp2", "amp-bf16")
 
 
+def test_an_experiment_of_maxtext_has_its_words() -> None:
+    """AMD-AGI/Primus examples/maxtext/configs/MI300X/llama3_70B-bf16-pretrain.yaml, in its own words."""
+    overrides = (
+        "run_name: a, steps: 50, profiler: '', dataset_type: synthetic, dcn_data_parallelism: -1, "
+        "dcn_fsdp_parallelism: 1, ici_fsdp_parallelism: 8, ici_data_parallelism: 1, remat_policy: full, "
+        "optimizer_memory_host_offload: true, max_target_length: 8192, per_device_batch_size: 3, sink_level: null"
+    )
+    case = case_of("maxtext", "llama3_70B.yaml", overrides, 16)
+    plan, job = case.plan, case.job
+    assert case.model is not None and case.model.name == "llama-3-70b"
+    assert (case.system, case.stack.name, case.num_devices, plan.sharding, plan.shard) == (
+        "Primus",
+        "maxtext",
+        16,
+        "hsdp",
+        8,
+    )
+    assert (plan.dp, plan.micro_batch, plan.recompute, plan.offload) == (16, 3, "full", ("optimizer",))
+    assert (job.seq_len, job.global_batch, job.precision) == (8192, 48, "bf16-pure")
+    assert not case.unknown and "dataset_type" in case.silent
+
+
 def test_windows_of_its_attention_are_those_of_every_second_layer() -> None:
     """Primus-Turbo's attention has them from the first layer on, and without it nobody reads them (primus_turbo.py)."""
     window = "use_sink_attention: true, sink_sliding_window: 128, expert_model_parallel_size: 1"
@@ -104,7 +126,8 @@ def test_windows_of_its_attention_are_those_of_every_second_layer() -> None:
 
 
 WRONG: tuple[tuple[str, str, str, str], ...] = (
-    ("maxtext", "llama2_7B.yaml", "", "framework"),
+    ("maxdiffusion", "llama2_7B.yaml", "", "framework"),
+    ("maxtext", "llama2_7B.yaml", "quantization: nanoo_fp8", "quantization"),
     ("megatron", "llama2_7B.yaml", "patch_zero_bubble: true", "patch_zero_bubble"),
     ("megatron", "llama2_7B.yaml", "decoder_pipeline_manual_split_list: [8, 24]", "decoder_pipeline_manual_split_list"),
     ("megatron", "llama2_7B.yaml", "seq_length: '${LENGTH}'", "modules.pre_trainer.overrides.seq_length"),

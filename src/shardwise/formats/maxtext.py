@@ -86,6 +86,11 @@ def read(text: str, source: str = "maxtext.yml", around: ImportContext = PLAIN) 
     return replace(case, assumed=(*launch.notes, *case.assumed))
 
 
+def read_tree(values: Mapping[str, Any], source: str, devices: int) -> Imported:
+    """Return the case of settings by their names, over base.yml's, which another system's file holds."""
+    return _case(dict(values), source, ImportContext(num_devices=devices))
+
+
 def _known(word: str) -> bool:
     listed = table(_TABLE)
     patterns = (*listed["silent"]["keys"], *(key for one in listed["reasons"].values() for key in one["keys"]))

@@ -1,4 +1,4 @@
-"""AMD's Primus: an experiment's YAML, whose trainer runs Megatron-LM or torchtitan with overrides of their words.
+"""AMD's Primus: an experiment's YAML, whose trainer runs Megatron-LM, torchtitan or MaxText with overrides of its words.
 
 Sources: github.com/AMD-AGI/Primus fd1eeabb primus/core/launcher/parser.py, core/config/{yaml_loader,preset_loader}.py,
 configs/{modules,models} and backends/megatron/patches. Nothing writes them.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems, plain
-from shardwise.formats import _trainer, _yaml, torchtitan
+from shardwise.formats import _trainer, _yaml, maxtext, torchtitan
 from shardwise.formats._imported import (
     PLAIN,
     ImportContext,
@@ -72,7 +72,7 @@ def read(text: str, source: str = "exp.yaml", around: ImportContext = PLAIN) -> 
     keys.values |= {name: str(module.get(name) or "") for name in ("framework", "config", "model")}
     if "extends" in tree:
         keys.problems.add("extends", tree["extends"], "takes another file's settings, which is not read", "write them")
-    readers = {"megatron": _core, "torchtitan": _titan}
+    readers = {"megatron": _core, "torchtitan": _titan, "maxtext": _maxtext}
     framework = keys.word("framework")
     if framework not in readers:
         keys.fail("framework", "is not one whose experiments are read", f"use {' or '.join(readers)}")
@@ -218,8 +218,23 @@ def _titan(keys: Keys, overrides: Mapping[str, Any], source: str, devices: int) 
     if ".mx" in str(theirs.get("model.converters")):
         keys.problems.add("model.converters", "quantize.linear.mx", "is not a precision that is read", "use float8")
     keys.problems.raise_if_any()
-    case = torchtitan.read_tree(_nested(usual | theirs), source, devices)
-    whole = keys.case(source, model=case.model, plan=case.plan, job=case.job, stack=case.stack, num_devices=devices)
+    return _within(keys, torchtitan.read_tree(_nested(usual | theirs), source, devices), theirs, source)
+
+
+def _maxtext(keys: Keys, overrides: Mapping[str, Any], source: str, devices: int) -> Imported:
+    """Return the case of a training with MaxText, whose settings the overrides are."""
+    keys.values = {name: keys.values[name] for name in ("framework", "config", "model")}
+    theirs = {path: value for path, value in flat_keys(overrides) if path not in keys.table["own"]["keys"]}
+    usual = {**keys.table["maxtext"], **_preset(keys, "maxtext_models")}
+    return _within(keys, maxtext.read_tree(usual | theirs, source, devices), theirs, source)
+
+
+def _within(keys: Keys, case: Imported, theirs: Mapping[str, Any], source: str) -> Imported:
+    """Return the case of another trainer's settings as Primus': what became of the words that the file has is told."""
+    whole = keys.case(
+        source, model=case.model, plan=case.plan, job=case.job, stack=case.stack, num_devices=case.num_devices,
+        accumulation=case.accumulation,
+    )  # fmt: skip
 
     def told_of(name: str) -> tuple[ReadArgument, ...]:
         return (*getattr(whole, name), *(one for one in getattr(case, name) if one.argument in theirs))
