@@ -110,6 +110,7 @@ def test_an_experiment_of_maxtext_has_its_words() -> None:
     assert (plan.dp, plan.micro_batch, plan.recompute, plan.offload) == (16, 3, "full", ("optimizer",))
     assert (job.seq_len, job.global_batch, job.precision) == (8192, 48, "bf16-pure")
     assert not case.unknown and "dataset_type" in case.silent
+    assert case_of("maxtext", "mine.yaml", overrides, 16).model is None
 
 
 def test_windows_of_its_attention_are_those_of_every_second_layer() -> None:

@@ -1,4 +1,4 @@
-"""AMD's Primus: an experiment's YAML, whose trainer runs Megatron-LM, torchtitan or MaxText with overrides of its words.
+"""AMD's Primus: an experiment's YAML, whose trainer runs Megatron-LM, torchtitan or MaxText by their words.
 
 Sources: github.com/AMD-AGI/Primus fd1eeabb primus/core/launcher/parser.py, core/config/{yaml_loader,preset_loader}.py,
 configs/{modules,models} and backends/megatron/patches. Nothing writes them.
@@ -225,8 +225,11 @@ def _maxtext(keys: Keys, overrides: Mapping[str, Any], source: str, devices: int
     """Return the case of a training with MaxText, whose settings the overrides are."""
     keys.values = {name: keys.values[name] for name in ("framework", "config", "model")}
     theirs = {path: value for path, value in flat_keys(overrides) if path not in keys.table["own"]["keys"]}
-    usual = {**keys.table["maxtext"], **_preset(keys, "maxtext_models")}
-    return _within(keys, maxtext.read_tree(usual | theirs, source, devices), theirs, source)
+    preset = _preset(keys, "maxtext_models")
+    case = maxtext.read_tree({**keys.table["maxtext"], **preset, **theirs}, source, devices)
+    if not preset:  # whose sizes are none of base.yml's
+        case = replace(case, model=None, assumed=tuple(text for text in case.assumed if "base.yml" not in text))
+    return _within(keys, case, theirs, source)
 
 
 def _within(keys: Keys, case: Imported, theirs: Mapping[str, Any], source: str) -> Imported:
