@@ -269,3 +269,78 @@ def test_images_for_rocm_start_vllm_too(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("docker run vllm/vllm-openai-rocm:v0.20.2 meta-llama/Llama-3.1-8B -tp 2\n")
     one = import_server(tmp_path / "run.sh")
     assert (one.values["tp"], one.release) == (2, "0.20.2")
+
+
+_RAY = """applications:
+- name: llms
+  import_path: ray.serve.llm:build_openai_app
+  args:
+    llm_configs:
+    - model_loading_config: {model_id: qwen, model_source: Qwen/Qwen3-30B-A3B}
+      accelerator_type: H100
+      engine_kwargs: {tensor_parallel_size: 2, enable_expert_parallel: true, enable_prefix_caching: false, max_model_len: 8192}
+      deployment_config:
+        autoscaling_config: {min_replicas: 1, max_replicas: 4}
+"""  # noqa: E501
+_POOLS = """applications:
+- args:
+    prefill_config: &one
+      model_loading_config: {model_id: meta-llama/Llama-3.1-8B}
+      engine_kwargs: {tensor_parallel_size: 2, kv_transfer_config: {kv_connector: NixlConnector, kv_role: kv_both}}
+    decode_config:
+      model_loading_config: {model_id: meta-llama/Llama-3.1-8B}
+      deployment_config: {num_replicas: 3}
+"""
+_SERVICE = """apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: a}
+spec:
+  predictor:
+    minReplicas: 2
+    model:
+      modelFormat: {name: huggingface}
+      args: [--model_name=llama3, --model_id=meta-llama/Llama-3.1-8B, --backend=vllm, --max-model-len=4096, --dtype, bfloat16]
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "devices"),
+    [
+        (_RAY, {"model": "Qwen/Qwen3-30B-A3B", "tp": 2, "dp": 4, "ep": 2, "engine": "vllm", "max_context": 8192}, 8),
+        ("kind: RayService\nspec:\n  serveConfigV2: |\n" + re.sub("(?m)^", "    ", _RAY), {"tp": 2, "dp": 4}, 8),
+        (_RAY.replace("accelerator_type", "server_cls: sglang:build_app\n      accelerator_type").replace(
+            ", enable_expert_parallel: true, enable_prefix_caching: false, max_model_len: 8192", ", ep_size: 2"
+        ), {"engine": "sglang", "tp": 2, "ep": 2}, 8),
+        (_POOLS, {"tp": 1, "dp": 3, "prefill_workers": 1, "prefill_tp": 2}, 5),
+        (_SERVICE, {"model": "meta-llama/Llama-3.1-8B", "tp": 1, "dp": 2, "max_context": 4096, "weights": "bf16"}, 2),
+        (_SERVICE.replace("    model:\n", "    workerSpec: {tensorParallelSize: 4, pipelineParallelSize: 2}\n    model:\n"),  # noqa: E501
+         {"tp": 4, "pp": 2, "dp": 2}, 16),
+        (_SERVICE.replace("--model_id=meta-llama/Llama-3.1-8B, ", "").replace(
+            "modelFormat", "storageUri: hf://meta-llama/Llama-3.1-8B\n      modelFormat"
+        ), {"model": "meta-llama/Llama-3.1-8B"}, 2),
+    ],
+)  # fmt: skip
+def test_what_operators_start_is_what_their_settings_say(
+    text: str, values: dict[str, Any], devices: int, tmp_path: Path
+) -> None:
+    """Ray Serve's configurations, alone and in a RayService, and KServe's services of Hugging Face's models."""
+    (tmp_path / "a.yaml").write_text(text)
+    one = import_server(tmp_path / "a.yaml")
+    assert {key: one.values.get(key, 1) for key in values} == values
+    assert one.num_devices == devices
+
+
+def test_a_service_of_transformers_own_generation_is_refused(tmp_path: Path) -> None:
+    """Hugging Face's backend of KServe is no engine that is known."""
+    (tmp_path / "a.yaml").write_text(_SERVICE.replace("backend=vllm", "backend=huggingface"))
+    with pytest.raises(InputError, match="starts no engine that is known"):
+        import_server(tmp_path / "a.yaml")
+
+
+def test_an_image_beside_kserve_s_own_command_is_a_release(tmp_path: Path) -> None:
+    """A container that names an image alone is started by the template's command."""
+    spec = "spec:\n  model: {uri: 'hf://meta-llama/Llama-3.1-8B'}\n  parallelism: {tensor: 2}\n  template:\n"
+    pod = "    containers: [{name: main, image: 'vllm/vllm-openai:v0.11.0'}]\n"
+    (tmp_path / "a.yaml").write_text("kind: LLMInferenceService\n" + spec + pod)
+    one = import_server(tmp_path / "a.yaml")
+    assert (one.values["model"], one.values["tp"], one.release) == ("meta-llama/Llama-3.1-8B", 2, "0.11.0")

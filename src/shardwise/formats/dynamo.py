@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.errors import InputError, Problem, cut
-from shardwise.formats import _yaml, vllm
+from shardwise.formats import _operators, _yaml, vllm
 from shardwise.formats._around import with_image
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import Launched, LaunchFiles, engine_in, read_launch
+from shardwise.formats._operators import is_operated
 from shardwise.formats._pods import Service, services_of
 from shardwise.formats._recipes import containers_of, files_of, is_recipe, with_precision
 from shardwise.formats._served import PLAIN, Asked, Deployment, lost, stage_variable
@@ -37,9 +38,8 @@ _VARIABLE = re.compile(r"\$\{(\w+)(:?-([^{}]*))?\}|\$(\w+)")
 
 def recognises(name: str, text: str) -> bool:
     """Return whether a file is Kubernetes YAML that starts an engine."""
-    starts = engine_in(_joined(text)) or re.search(r"(?m)^kind:\s*LLMInferenceService\s*$", text)
-    kinds = _KINDS.search(text) and starts and not _NO_SERVER.search(text)
-    return name.endswith((".yaml", ".yml")) and bool(kinds or is_recipe(text))
+    kinds = _KINDS.search(text) and (engine_in(_joined(text)) or is_operated(text)) and not _NO_SERVER.search(text)
+    return name.endswith((".yaml", ".yml")) and bool(kinds or is_recipe(text) or is_operated(text))
 
 
 def _joined(text: str) -> str:
@@ -88,55 +88,12 @@ def _first(one: Launched, read: _Servers, there: _Servers) -> Launched:
 
 def _composed(tree: Mapping[str, Any], variables: Mapping[str, str]) -> Mapping[str, Any]:
     """Return docker compose's services as containers: an image's entry point takes what is called its command."""
-    if made := containers_of(tree):
+    if made := [*containers_of(tree), *_operators.containers_of(tree)]:
         return {"containers": made}
-    if tree.get("kind") == "LLMInferenceService" and not any(services_of(tree)):
-        return {"containers": [*_of_kserve(tree)]}
     named = tree.get("services")
     if "kind" in tree or not isinstance(named, Mapping):
         return tree
     return {"containers": [_container(one, variables) for one in named.values() if isinstance(one, Mapping)]}
-
-
-# KServe's names of degrees, by the flags that its templates pass to vLLM.
-_DEGREES = {"tensor": "--tensor-parallel-size", "pipeline": "--pipeline-parallel-size", "data": "--data-parallel-size"}
-
-
-def _of_kserve(tree: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the containers that KServe makes of a service without a command of its own: vLLM, with a prefill pool.
-
-    github.com/kserve/kserve 01b1241 config/llmisvcconfig/config-llm-worker-data-parallel.yaml.
-    """
-    spec = _map(tree.get("spec"))
-    model, first = _map(spec.get("model")), _map(spec.get("prefill"))
-    name = str(model.get("uri", "")).removeprefix("hf://")
-    name = name if "://" not in name and name else str(model.get("name", ""))
-    for pool, role in ((spec, "decode" if first else ""), (first, "prefill")):
-        if not pool:
-            continue
-        degrees = _map(pool.get("parallelism"))
-        words = [f"{flag} {degrees[axis]}" for axis, flag in _DEGREES.items() if degrees.get(axis)]
-        words += ["--enable-expert-parallel"] if degrees.get("expert") else []
-        more = [
-            _words_of(one) for one in _map(pool.get("template")).get("containers") or () if isinstance(one, Mapping)
-        ]
-        text = " ".join([f"vllm serve {shlex.quote(name)}", *words, *more])
-        copies = pool.get("replicas", 1)
-        yield {"command": ["sh", "-c"], "args": [text], "replicas": copies, "subComponentType": role}
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _words_of(container: Mapping[str, Any]) -> str:
-    """Return what a container adds to the command of its template: a variable's words, and arguments."""
-    added = [str(one.get("value", "")) for one in container.get("env") or () if _map(one).get("name") == _ADDED]
-    listed = container.get("args")
-    return " ".join([*added, *(shlex.quote(str(word)) for word in (listed if isinstance(listed, list) else ()))])
-
-
-_ADDED = "VLLM_ADDITIONAL_ARGS"
 
 
 def _container(one: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exporte
 
 
 _MODULES = r"-m vllm\.entrypoints\.(openai\.api_server|cli\.main serve)|-m dynamo\.vllm"
-STARTS = rf"(\bvllm serve|\bvllm/vllm-openai(-rocm)?(:\S+)?|{_MODULES})"
+STARTS = rf"(\bvllm serve|\bvllm/vllm-openai(-rocm)?(?![\w-])(:\S+)?|{_MODULES})"
 _WEIGHTS = {"fp8": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4", "gptq_marlin": "int4"}
 _WEIGHTS |= {"bitsandbytes": "nf4", "mxfp4": "mxfp4", "gpt_oss_mxfp4": "mxfp4", "modelopt": "fp8"}
 _WEIGHTS |= {"modelopt_fp4": "nvfp4", "compressed-tensors": ""}
