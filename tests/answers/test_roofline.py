@@ -178,11 +178,12 @@ NO_LIMITS = {
     " weight_gradient cast_traffic recast_traffic family assumptions attention_blocks bandwidth_shares experts_in_turn",
     "EngineCostModel": "network group_shapes overlap exposed_axes replicas host module_launch gradient_launch messages"
     " narrow_dtype format fused_experts choices cores activation_width cache_width engine decoding starts widened"
-    " integer_share attention processor fp4_gains unpacked module_hook merged picked scanned block_tile torch_choices",
+    " integer_share attention processor fp4_gains unpacked module_hook merged picked scanned block_tile torch_choices"
+    " router beside_rows",
     "ExpertsFit": "sharpness pad_rows empty_rows chain_share row_traffic others_traffic tile_steps tile_reads rows"
     " source",
     "EngineKernels": "last_cache experts_type all_reduce head_bytes_per_second"
-    " thin_bytes_per_second thin_rows cached_rate sources unspread_ranks",
+    " thin_bytes_per_second thin_rows library_roles cached_rate sources unspread_ranks",
     "KernelCosts": "costs packs scale",
 }
 

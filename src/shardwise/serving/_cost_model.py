@@ -5,6 +5,7 @@ Kernels start from captured graphs, additions are fused into others, and all-red
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from shardwise.cost import (
@@ -14,7 +15,6 @@ from shardwise.cost import (
     bandwidth_of,
     blend,
     costed_seconds,
-    family_of,
     kernel_seconds,
     network_of,
     one_query_seconds,
@@ -30,6 +30,7 @@ from shardwise.models import MoE
 from shardwise.ops.experts import EXPERTS
 from shardwise.ops.overlap import CostModel
 from shardwise.records import dataclass, replace
+from shardwise.serving._beside import rows_beside
 from shardwise.serving._block_tiles import in_tiles, tile_seconds
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
@@ -39,13 +40,12 @@ from shardwise.serving._integers import expanded, fp4_gains, integer_share, load
 from shardwise.serving._kernels import (
     AttentionKernels,
     EngineKernels,
-    attention_kernels,
     cached_parts,
     cached_seconds,
     kernels_of,
     prompt_seconds,
 )
-from shardwise.serving._narrow_cache import with_narrow_cache
+from shardwise.serving._narrow_cache import attention_of, lone_heads
 from shardwise.serving._picked import PickedKernel, picked_kernel, with_indexer, with_picked
 from shardwise.serving._rates import (
     engine_rates,
@@ -55,10 +55,9 @@ from shardwise.serving._rates import (
     weight_only_rates,
     widened_elements,
 )
+from shardwise.serving._routers import RouterKernel, routed_seconds, router_kernel
 from shardwise.serving._scans import chained_seconds
 from shardwise.serving._sizes import ServingSizes, sizes_of
-
-UNSHARED = 1000  # larger than any group of query heads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +102,9 @@ class EngineCostModel(CostModel[X]):
     attention: AttentionKernels | None = None
     picked: PickedKernel | None = None
     block_tile: X | None = None  # `tile_seconds`
+    router: RouterKernel | None = None
+    beside_rows: float = 0.0
+    """Tokens of a captured step up to which shared experts run beside routed ones."""
     processor: EngineCostModel[X] | None = None  # The host's, where it runs a part of the model.
 
     def message(self, message: Collective[X]) -> X:
@@ -118,7 +120,8 @@ class EngineCostModel(CostModel[X]):
         return above(message.size_bytes, 0, inside, 0 * inside)
 
 
-def _rates(costs: EngineCostModel[X], op: Op[X]) -> Rates[X]:
+def product_rates(costs: EngineCostModel[X], op: Op[X]) -> Rates[X]:
+    """Return the rates of GEMMs in the type of an operator."""
     return next((rates for dtype, rates in costs.narrow if dtype == op.dtype), costs.rates)
 
 
@@ -200,7 +203,7 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
 def _product(costs: EngineCostModel[X], op: Op[X], tokens: X | None = None) -> X:
     """Return seconds of a GEMM, in integers where its weights are narrow; `tokens` are its rows if `op` has tiles."""
     form = next(filter(None, map(costs.format.of, op.weights)), None)
-    rates = next((own for name, own in costs.weight_only if form and name == form.name), _rates(costs, op))
+    rates = next((own for name, own in costs.weight_only if form and name == form.name), product_rates(costs, op))
     if costs.block_tile is not None and form and form.name == costs.format.name:
         return in_tiles(costs.engine, (costs.block_tile, costs.cores), op, _multiplied(costs, op, rates))
     if not costs.integer_share or not form or form.bits >= 16:
@@ -236,6 +239,8 @@ def _multiplied(costs: EngineCostModel[X], op: Op[X], rates: Rates[X]) -> X:
         large = large + above(op.rows, costs.engine.quantisation.dequantise_above_rows, casts, 0 * large)
     if costs.engine.quantisation.dequantise_above_rows and op.weights:
         large = large + above(op.rows, costs.engine.quantisation.dequantise_above_rows, expanded(costs, op), 0 * large)
+    if rates is costs.rates and re.fullmatch(costs.kernels.library_roles, op.role):
+        return large
     return above(op.rows, costs.kernels.thin_rows, large, minimum(large, small + rates.matmul_start))
 
 
@@ -283,6 +288,16 @@ def _charged_elsewhere(costs: EngineCostModel[X], op: Op[X]) -> bool:
     return op.kind == "none" or op.kernels == 0 or (costs.fused_experts and _in_experts(op))
 
 
+def _routed(costs: EngineCostModel[X], op: Op[X], library: X) -> X:
+    """Return seconds of a router, of which the `library` takes those of its product."""
+    ranks = costs.group_shapes["tp"][-1]
+    seconds = routed_seconds(costs.router, op, ranks, library) if costs.router else library
+    if costs.fused_experts:
+        return seconds
+    # A softmax and the choice of experts, which fused experts hold, are kernels of their own, or one.
+    return seconds + (1 if op.role in costs.merged else op.kernels - 1) * costs.rates.memory_start
+
+
 def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
     """Return seconds of one operator's forward pass in an engine, without its messages."""
     if _charged_elsewhere(costs, op):
@@ -297,9 +312,7 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
         seconds = kernel_seconds(costs.rates, op, "forward") if costs.rates.experts_in_turn else _experts(costs, op)
     elif op.kind == "matmul":
         seconds = total((_product(costs, one) for one in _apart(costs, op)), 0 * op.forward_bytes)
-        if op.role == "router" and not costs.fused_experts:
-            # A softmax and the choice of experts, which fused experts hold, are kernels of their own, or one.
-            seconds = seconds + (1 if op.role in costs.merged else op.kernels - 1) * costs.rates.memory_start
+        seconds = _routed(costs, op, seconds) if op.role == "router" else seconds
     elif op.kind == "scan" and costs.scanned and not costs.decoding:
         seconds = op.flops / costs.scanned + costs.rates.memory_start
     elif op.role == "softmax":
@@ -318,7 +331,7 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
 
 def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostModel[X]:
     """Return the device and links as prefill steps meet them; decode steps are `decoding`."""
-    device, wanted, case = case.cluster.device, case.efficiencies, _alone(case)
+    device, wanted, case = case.cluster.device, case.efficiencies, lone_heads(case)
     fitted = rates_of(device, case.dtype, 0.0, wanted, ("", "", case.engine.operators.library))
     base, kind = case.format.base, case.format.kind
     products = kind if case.compute == ("fp8" if base == "fp8-block" else case.dtype) else case.compute
@@ -355,9 +368,11 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         unpacked=unpacked_weights(case),
         weight_only=tuple(weight_only_rates(case, wide).items()),
         format=case.format,
-        attention=_attention_kernels(case),
+        attention=attention_of(case),
         picked=picked_kernel(case),
         block_tile=tile_seconds(case),
+        router=None if wanted.ideal else router_kernel(case.engine.operators, fitted.family, case.model),
+        beside_rows=0.0 if wanted.ideal else rows_beside(case.engine.operators, fitted.family, case.model),
         processor=_host_costs(case, sizes),
     )
 
@@ -374,27 +389,3 @@ def _host_costs(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostModel[X]
         return None
     placed = sizes_of(host.model, host.plan, host.job, host.domains)
     return engine_cost_model(host, replace(sizes, group_shapes=placed.group_shapes))
-
-
-def _alone(case: ServingCase) -> ServingCase:
-    """Return the case with the engine's kernel for its cache: one that shares nothing, for narrow or windowed ones."""
-    mixers = {mixer for block in case.model.kinds for mixer in block.mixers}
-    windowed = case.engine.attention.unshared_with_window and any(mixer.whole_context() != mixer for mixer in mixers)
-    if not windowed and not (case.engine.attention.unshared_with_narrow_cache and case.cache_element_bytes < 2):
-        return case
-    attention = replace(case.engine.attention, shared_query_heads=UNSHARED)
-    return replace(case, engine=replace(case.engine, attention=attention))
-
-
-def _attention_kernels(case: ServingCase) -> AttentionKernels | None:
-    """Return the engine's attention kernels for the model, None where efficiencies are imposed or none was measured."""
-    wanted = case.efficiencies
-    if wanted.ideal or wanted.compute or wanted.memory:
-        return None
-    device, engine = case.cluster.device, case.engine
-    widths = (case.activation_bytes, case.cache_element_bytes)
-    older = engine.attention.decode_family(family_of(device))
-    kernels = attention_kernels(device, engine.kernels, case.model, widths, engine.attention.mla_kernels, older)
-    if kernels and engine.attention.heads_apart:
-        return kernels.with_heads_apart()
-    return kernels and with_narrow_cache(kernels, device, engine, case.model, case.format.base)

@@ -56,6 +56,13 @@ class EngineOperators:
     torch_choices: tuple[str, str] = ("", "")
     """Mixtures whose experts kernels of PyTorch choose one after another (patterns of family of devices, type of
     products, family of models and number of experts): experts that no ranks share out, and that ranks do."""
+    shared_beside: tuple[tuple[str, int], ...] = ()
+    """Models whose shared experts run beside the routed ones in captured steps of up to so many tokens (a pattern of
+    family of devices and of models, the first that matches)."""
+    library_products: tuple[tuple[str, str], ...] = ()
+    """16-bit products of few rows that run in no kernel but the measured library's: (family of devices, roles)."""
+    router_kernels: tuple[tuple[str, str], ...] = ()
+    """Routers of few tokens in a kernel of their own: (device family, model, experts and width, [router_kernels])."""
     all_reduce_as: tuple[tuple[str, str], ...] = ()
     """The engine whose all-reduce it runs (a pattern of family of devices and of models, the first that matches)."""
     experts: Literal["fused", "products"] = "fused"

@@ -61,6 +61,8 @@ class EngineKernels:
     """Rate of a core in GEMMs of few rows (0: only the memory bounds them)."""
     thin_rows: float
     """Rows up to which GEMMs may run in a kernel that spreads over all cores whatever their shape."""
+    library_roles: str
+    """Roles of 16-bit GEMMs (a pattern) that never do."""
     cached_rate: float
     """How much faster than memory the activations of a piece of a prompt pass where the last cache holds them."""
     sources: tuple[str, ...]
@@ -172,6 +174,7 @@ def kernels_of(
         head_bytes_per_second=engine.attention.bytes_per_second_per_core
         or _core_rate("own_heads", device, family, engine.attention.shared_query_heads > 1 and not imposed.ideal),
         thin_rows=thin_rows(family, device.chip in dict(engine.operators.library_shares)),
+        library_roles=next((roles for at, roles in engine.operators.library_products if re.fullmatch(at, family)), ""),
         cached_rate=float(engine_tables()["measured"]["cached_rate"].get(family, 1.0)),
         thin_bytes_per_second=_core_rate(
             "thin_products", device, family, engine.operators.gemv_bound_by_cores and not imposed.ideal

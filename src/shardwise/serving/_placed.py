@@ -9,6 +9,7 @@ ggml_backend_sched_compute_splits, and ggml-cuda.cu, ggml_backend_cuda_device_of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Generic
 
 from shardwise.cost import host_of
@@ -18,9 +19,10 @@ from shardwise.ledger.traced import named
 from shardwise.ops.experts import EXPERTS
 from shardwise.ops.overlap import messages
 from shardwise.records import dataclass, replace
+from shardwise.serving._beside import shared_beside_routed
 from shardwise.serving._cache import sequence_bytes
 from shardwise.serving._case import ServingCase
-from shardwise.serving._cost_model import EngineCostModel, op_seconds
+from shardwise.serving._cost_model import EngineCostModel, op_seconds, product_rates
 from shardwise.serving._ledger import StepLedger, step_ledger, weight_bytes
 from shardwise.serving._memory import caches_of
 from shardwise.serving._sizes import ServingSizes
@@ -67,8 +69,9 @@ def layer_cost(ops: tuple[Op[X], ...], costs: EngineCostModel[X], label: str) ->
     roles: dict[str, X] = {}
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}
-    for op in ops:
-        compute = op_seconds(costs, op)
+    timed = [(op, op_seconds(costs, op)) for op in ops]
+    most = costs.beside_rows * costs.decoding, costs.group_shapes["tp"][-1]
+    for op, compute in shared_beside_routed(timed, most, partial(product_rates, costs)):
         operators[op.name] = operators[op.name] + compute if op.name in operators else compute
         roles[op.role] = roles[op.role] + compute if op.role in roles else compute
         seconds = seconds + compute
