@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 from shardwise.files import own_table
-from shardwise.models import Model
+from shardwise.models import Block, Model
+
+
+def _experts(blocks: tuple[Block, ...]) -> Iterator[int]:
+    for block in blocks:
+        if block.experts is not None:
+            yield block.experts.experts
+        yield from _experts(block.also)
 
 
 @cache
-def popularity_of(family: str) -> float:
+def _popularity(family: str, experts: int) -> tuple[float, bool]:
+    """Return the popularity of a family with so many experts in a layer, and whether they were counted."""
+    table: dict[str, Any] = own_table(__file__, "routing.toml")
+    for one in table["routing"]:
+        if family in one["families"] and one.get("experts", experts) == experts:
+            return float(one["popularity"]), True
+    rest = table["uncounted"]
+    return (float(rest["popularity"]) if experts >= rest["least_experts"] else 1.0), False
+
+
+def popularity_of(model: Model) -> float:
     """Return how many times as often the most popular expert of a layer is chosen as the least popular one.
 
-    >>> popularity_of("qwen3_moe"), popularity_of("mixtral")
-    (100.0, 1.0)
+    >>> from shardwise.models import load_model
+    >>> [popularity_of(load_model(name)) for name in ("qwen3-30b-a3b", "deepseek-r1", "kimi-k2", "mixtral-8x7b")]
+    [100.0, 13.0, 13.0, 1.0]
     """
-    rows = own_table(__file__, "routing.toml")["routing"]
-    return next((float(one["popularity"]) for one in rows if family in one["families"]), 1.0)
+    return _popularity(model.family, max(_experts(tuple(model.kinds)), default=0))[0]
 
 
 def routing_notes(model: Model) -> tuple[str, ...]:
@@ -28,7 +47,8 @@ def routing_notes(model: Model) -> tuple[str, ...]:
     """
     if not model.has_experts:
         return ()
-    popularity = popularity_of(model.family)
+    popularity, counted = _popularity(model.family, max(_experts(tuple(model.kinds))))
     if popularity == 1:
         return ("routing: every expert as popular as any other, none of the family were counted",)
-    return (f"routing: the most popular expert is chosen {popularity:g} times as often as the least of a layer",)
+    why = "" if counted else ", as in the most even of the families that were counted"
+    return (f"routing: the most popular expert is chosen {popularity:g} times as often as the least of a layer{why}",)
