@@ -234,10 +234,11 @@ def test_blocks_of_8_bits_are_widened_on_ada(device: str, weights: str, widens: 
 
 
 def test_experts_of_4_bits_take_the_kernel_that_an_engine_was_measured_with() -> None:
-    """On Blackwell gpt-oss has kernels of 8-bit inputs, int4 on Hopper Marlin's, on A100 those of 16 bits."""
+    """On Blackwell gpt-oss has kernels of 8-bit inputs, int4 there and on Hopper Marlin's, on A100 those of 16 bits."""
     for name, family, engine, kind, weights in (
         ("b200-sxm-180gb", "blackwell", "tensorrt-llm", "w4a8_mxfp4_mxfp8", "mxfp4"),
         ("h200-sxm-141gb", "hopper", "vllm", "int4_wo", "int4"),
+        ("b200-sxm-180gb", "blackwell", "vllm", "int4_wo", "int4"),
         ("a100-sxm-80gb", "ampere", "vllm", "bf16", "int4"),
     ):
         kernels = kernels_of(find_device(name).device, family, weights, find_engine(engine), Efficiencies())
