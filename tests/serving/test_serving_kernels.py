@@ -248,6 +248,14 @@ def test_experts_of_4_bits_take_the_kernel_that_an_engine_was_measured_with() ->
         assert kernels.experts_type == ("fp8" if kind.startswith("w4a8") else "")
 
 
+def test_few_rows_of_8_bit_blocks_have_no_kernel_of_their_own_in_vllm() -> None:
+    """They take what the tables have of DeepGEMM and CUTLASS; in SGLang, and in 16 bits, a thin kernel competes."""
+    device = find_device("h200-sxm-141gb").device
+    for engine, products, rows in (("vllm", "fp8-block", 0), ("vllm", "bf16", 64), ("sglang", "fp8-block", 64)):
+        kernels = kernels_of(device, "hopper", products, find_engine(engine), Efficiencies(), "qwen3_moe")
+        assert kernels.thin_rows == rows
+
+
 @pytest.mark.parametrize("engine", ["vllm", "vllm-2025", "sglang", "tensorrt-llm"])
 def test_experts_in_mxfp4_on_hopper_are_those_of_triton(engine: str) -> None:
     """All three run gpt-oss on Hopper with the kernels that were measured in vLLM, which read 4 bits."""

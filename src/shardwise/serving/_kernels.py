@@ -105,6 +105,16 @@ def thin_rows(family: str, untuned: bool = False) -> float:
     return float(rows["any"] if untuned else rows.get(family, rows["any"]))
 
 
+def runs_thin(engine: str, family: str, products: str) -> bool:
+    """Return whether an engine has such a kernel for products of a kind on a family of devices.
+
+    >>> runs_thin("vllm", "hopper", "bf16"), runs_thin("vllm", "hopper", "fp8-block")
+    (True, False)
+    """
+    without: str = engine_tables()["measured"]["no_thin_rows"]["products"]
+    return re.fullmatch(without, f"{engine} {family} {products}") is None
+
+
 _WASTE = (
     *("pad_rows", "empty_rows", "chain_share", "row_traffic", "others_traffic", "tile_reads"),
     *("start_seconds", "expert_seconds", "walk_seconds", "mapped_seconds"),
@@ -173,7 +183,8 @@ def kernels_of(
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.attention.bytes_per_second_per_core
         or _core_rate("own_heads", device, family, engine.attention.shared_query_heads > 1 and not imposed.ideal),
-        thin_rows=thin_rows(family, device.chip in dict(engine.operators.library_shares)),
+        thin_rows=runs_thin(engine.kernels, family, products)
+        * thin_rows(family, device.chip in dict(engine.operators.library_shares)),
         library_roles=next((roles for at, roles in engine.operators.library_products if re.fullmatch(at, family)), ""),
         cached_rate=float(engine_tables()["measured"]["cached_rate"].get(family, 1.0)),
         thin_bytes_per_second=_core_rate(
