@@ -248,12 +248,18 @@ def test_experts_of_4_bits_take_the_kernel_that_an_engine_was_measured_with() ->
         assert kernels.experts_type == ("fp8" if kind.startswith("w4a8") else "")
 
 
-def test_few_rows_of_8_bit_blocks_have_no_kernel_of_their_own_in_vllm() -> None:
-    """They take what the tables have of DeepGEMM and CUTLASS; in SGLang, and in 16 bits, a thin kernel competes."""
+@pytest.mark.parametrize(
+    ("engine", "products", "model", "rows"),
+    [
+        ("vllm", "fp8-block", "qwen3_moe", 0), ("vllm", "fp8-block", "deepseek_v3", 0),
+        ("vllm", "bf16", "qwen3_moe", 64), ("tensorrt-llm", "fp8-block", "qwen3_moe", 64),
+        ("sglang", "fp8-block", "qwen3_moe", 0), ("sglang", "fp8-block", "deepseek_v3", 64),
+    ],
+)  # fmt: skip
+def test_few_rows_of_8_bit_blocks_take_what_tables_have(engine: str, products: str, model: str, rows: int) -> None:
+    """They are DeepGEMM's and CUTLASS' own; in 16 bits, and of latent attention in SGLang, a thin kernel competes."""
     device = find_device("h200-sxm-141gb").device
-    for engine, products, rows in (("vllm", "fp8-block", 0), ("vllm", "bf16", 64), ("sglang", "fp8-block", 64)):
-        kernels = kernels_of(device, "hopper", products, find_engine(engine), Efficiencies(), "qwen3_moe")
-        assert kernels.thin_rows == rows
+    assert kernels_of(device, "hopper", products, find_engine(engine), Efficiencies(), model).thin_rows == rows
 
 
 @pytest.mark.parametrize("engine", ["vllm", "vllm-2025", "sglang", "tensorrt-llm"])

@@ -105,14 +105,14 @@ def thin_rows(family: str, untuned: bool = False) -> float:
     return float(rows["any"] if untuned else rows.get(family, rows["any"]))
 
 
-def runs_thin(engine: str, family: str, products: str) -> bool:
-    """Return whether an engine has such a kernel for products of a kind on a family of devices.
+def runs_thin(engine: str, family: str, products: str, model: str) -> bool:
+    """Return whether an engine has such a kernel for products of a kind, of a family of models on one of devices.
 
-    >>> runs_thin("vllm", "hopper", "bf16"), runs_thin("vllm", "hopper", "fp8-block")
-    (True, False)
+    >>> [runs_thin("sglang", "hopper", "fp8-block", model) for model in ("deepseek_v3", "qwen3_moe")]
+    [True, False]
     """
     without: str = engine_tables()["measured"]["no_thin_rows"]["products"]
-    return re.fullmatch(without, f"{engine} {family} {products}") is None
+    return re.fullmatch(without, f"{engine} {family} {products} {model}") is None
 
 
 _WASTE = (
@@ -183,7 +183,7 @@ def kernels_of(
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.attention.bytes_per_second_per_core
         or _core_rate("own_heads", device, family, engine.attention.shared_query_heads > 1 and not imposed.ideal),
-        thin_rows=runs_thin(engine.kernels, family, products)
+        thin_rows=runs_thin(engine.kernels, family, products, model)
         * thin_rows(family, device.chip in dict(engine.operators.library_shares)),
         library_roles=next((roles for at, roles in engine.operators.library_products if re.fullmatch(at, family)), ""),
         cached_rate=float(engine_tables()["measured"]["cached_rate"].get(family, 1.0)),
