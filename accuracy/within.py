@@ -2,8 +2,9 @@
 
 For each row of a closed loop `plan infer` is asked for the most tokens a second on the layout of the deployment, under
 the mean TTFT and TPOT that were measured there, clients and queues included. Rows are read as all predictions of
-published runs read them, with what their sources say elsewhere. `infer` is asked too for as many requests as were in
-flight: how far it is off there, raised to the elasticity of throughput over TPOT, is how far the search is off.
+published runs read them, with what their sources say elsewhere, the mean lengths of requests among it. `infer` is asked
+too for as many requests as were in flight: how far it is off there, raised to the elasticity of throughput over TPOT,
+is how far the search is off.
 
 A replica runs whole requests, so that of four in flight the search can find three or five, a quarter apart, and no
 error of TPOT is small enough to tell whether the limit holds four. What lies between whole requests is told beside it,
@@ -22,7 +23,7 @@ from typing import Any
 from accuracy.published import KINDS, Published, PublishedInference
 from shardwise import InferReport, IntRanges, SearchOptions, ServingOptions, ServingSpace, infer, plan_serving
 from shardwise.errors import InputError
-from shardwise.measured import Context, Record, engine_as_noted, quantile, read_table
+from shardwise.measured import Context, Record, engine_as_noted, quantile, read_table, workload_of
 
 LATENCIES = {"ttft", "tpot"}
 # How many more requests a replica takes for the elasticity.
@@ -91,7 +92,9 @@ def within(record: Record, context: Context, latencies: dict[str, float]) -> Wit
     record = rows.completed(record, context)
     base, _ = rows.predict(record, context)
     case, ttft, tpot = base.case, latencies["ttft"], latencies["tpot"]
-    case = replace(case, engine=engine_as_noted(record, case.engine))
+    asked = workload_of(record, case.plan.dp, case.model.max_context or 10**6)
+    lengths = {name: round(getattr(asked, name).mean) for name in ("input_tokens", "output_tokens")}
+    case = replace(case, engine=engine_as_noted(record, case.engine), job=replace(case.job, **lengths))
     degrees: dict[str, Any] = {name: _only(getattr(case.plan, name)) for name in ("tp", "pp", "dp", "ep", "etp")}
     space = ServingSpace(engine=(case.engine,), **degrees)
     options = SearchOptions(max_ttft_seconds=ttft, max_tpot_seconds=tpot, top=1, risk=0.5)
