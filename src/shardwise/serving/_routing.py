@@ -49,6 +49,7 @@ def routing_notes(model: Model) -> tuple[str, ...]:
         return ()
     popularity, counted = _popularity(model.family, max(_experts(tuple(model.kinds))))
     if popularity == 1:
-        return ("routing: every expert as popular as any other, none of the family were counted",)
+        why = "" if counted else ", none of the family were counted"
+        return (f"routing: every expert as popular as any other{why}",)
     why = "" if counted else ", as in the most even of the families that were counted"
     return (f"routing: the most popular expert is chosen {popularity:g} times as often as the least of a layer{why}",)
