@@ -1,0 +1,86 @@
+"""Attention in Triton's kernel for heads of several sizes: who runs it, its tiles, and what tokens before cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from serving.serving_cases import ask
+from shardwise.cost import Efficiencies
+from shardwise.plans import Serving
+from shardwise.serving import InferReport
+from shardwise.serving._unified import unified_kernels
+
+H100, B200 = "h100-sxm-80gb", "b200-sxm-180gb"
+
+
+def served(model: str, on: str, engine: str, tokens: int = 1024) -> InferReport:
+    """One sequence on one device."""
+    return ask(model, Serving(batch=1, input_tokens=tokens, output_tokens=16), device=on, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "engine", "runs"),
+    [
+        ("gemma-4-e4b", H100, "vllm-0.23", True),
+        ("gemma-4-e4b", B200, "vllm-0.19", True),
+        ("gemma-4-e4b", H100, "vllm-0.24", False),
+        ("gemma-4-e4b", B200, "vllm", False),
+        ("gemma-4-e4b", "l40s", "vllm", True),
+        ("gemma-4-e4b", "gb10", "vllm-0.28", True),
+        ("gemma-4-e4b", H100, "sglang", False),
+        ("gemma-3-27b", "l40s", "vllm", False),
+        ("llama-3.1-8b", "l40s", "vllm", False),
+    ],
+)
+def test_heads_of_several_sizes_run_in_one_kernel(model: str, on: str, engine: str, runs: bool) -> None:
+    """Up to vLLM 0.23 everywhere, then where FlashAttention 4 is not; other models and engines have others."""
+    assert bool(unified_kernels(served(model, on, engine).case)) is runs
+
+
+def test_imposed_efficiencies_run_no_kernel() -> None:
+    """Ideal kernels are no tiles."""
+    ideal = ask(
+        "gemma-4-e4b", Serving(batch=1, input_tokens=64, output_tokens=2), device=H100, engine="vllm-0.23",
+        efficiencies=Efficiencies(ideal=True),
+    )  # fmt: skip
+    assert not unified_kernels(ideal.case)
+
+
+def test_tiles_are_those_of_the_source() -> None:
+    """Windows of 1,024 have tiles of 32 keys (26B); blocks of heads of 512 fill a core of 100 KiB alone."""
+    small, large = unified_kernels(served("gemma-4-26b-a4b", H100, "vllm-0.23").case)
+    assert (small.elements, small.token.keys, large.token.keys, large.prompt.keys) == (512, 32, 16, 32)
+    assert (small.prompt.resident, large.prompt.resident) == (2, 2)
+    assert [one.token.keys for one in unified_kernels(served("gemma-4-e4b", H100, "vllm-0.23").case)] == [16, 16]
+    small, large = unified_kernels(served("gemma-4-e4b", "gb10", "vllm").case)
+    assert (small.prompt.resident, large.prompt.resident, large.token.resident) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "engine", "before", "longer"),
+    [
+        ("gemma-4-e4b", H100, "vllm-0.19", 4096, 0.93e-3),
+        ("gemma-4-e4b", H100, "vllm-0.19", 16384, 2.54e-3),
+        ("gemma-4-e4b", B200, "vllm-0.21", 16384, 2.535e-3),
+        ("gemma-4-26b-a4b", B200, "vllm-0.21", 8192, 1.105e-3),
+    ],
+)
+def test_tokens_before_cost_what_was_measured(model: str, on: str, engine: str, before: int, longer: float) -> None:
+    """mistral.rs' report, above 512 tokens before: nothing of it is the bytes of the cache, and B200 takes as long."""
+    first, last = (served(model, on, engine, tokens).tpot_seconds for tokens in (512, before))
+    assert last - first == pytest.approx(longer, rel=0.25)
+
+
+def test_prompts_take_what_all_blocks_take() -> None:
+    """Gemma-4-E2B on GB10, 39,811 tokens in vLLM 0.27.1: 7.77 s (inference-atlas); FlashAttention's tiles: 3.6 s."""
+    assert served("gemma-4-e2b", "gb10", "vllm-0.28", 39811).ttft_seconds == pytest.approx(7.77, rel=0.15)
+
+
+def test_many_sequences_are_not_cut() -> None:
+    """Beyond 128 blocks of a key-value head each walks its keys alone: two more sequences cost a step."""
+
+    def step(batch: int) -> float:
+        job = Serving(batch=batch, input_tokens=8192, output_tokens=16)
+        return ask("gemma-4-e4b", job, device="h200-sxm-141gb", engine="vllm-0.23").tpot_seconds
+
+    assert step(66) > 1.05 * step(64)
