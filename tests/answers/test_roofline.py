@@ -179,7 +179,7 @@ NO_LIMITS = {
     "EngineCostModel": "network group_shapes overlap exposed_axes replicas host module_launch gradient_launch messages"
     " narrow_dtype format fused_experts choices cores activation_width cache_width engine decoding starts widened"
     " integer_share attention processor fp4_gains unpacked module_hook merged picked scanned block_tile torch_choices"
-    " router beside_rows",
+    " router beside_rows unified",
     "ExpertsFit": "sharpness pad_rows empty_rows chain_share row_traffic others_traffic tile_steps tile_reads rows"
     " source",
     "EngineKernels": "last_cache experts_type all_reduce head_bytes_per_second"

@@ -134,7 +134,8 @@ class Op(Generic[X]):
     asks for. `modules` are the linear layers, by the names that models give them, that it stands for, and `split` the
     side of them that tensor parallelism splits. `widened_bytes` are moved before a pass to make 16 bits of weights
     that are stored in fewer, beside which `decoding_flops` run on vector units. `row_blocks` are blocks of threads that
-    a pass starts, one for each row of a norm, however short; 0 where kernels share them out otherwise.
+    a pass starts, one for each row of a norm, however short; 0 where kernels share them out otherwise. `context` are
+    the tokens of a sequence, those that a window leaves out among them.
     """
 
     name: str
@@ -165,6 +166,7 @@ class Op(Generic[X]):
     dtype: str = ""
     transient_bytes: X | float = 0
     batch: X | float = 1
+    context: X | float = 0
     model_flops: X | float = 0
     output_bytes: X | float = 0
     finish_bytes: X | float = 0

@@ -294,7 +294,7 @@ def fused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -
         backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=T,
         columns=zero + keys_together(y, core.mask), inner=zero + core.dims, batch=core.heads, reads=inputs, saves=kept,
         forward=ahead, backward=back, model_flops=flops, dtype=y.work.dtype, output_bytes=out.size_bytes,
-        role="attention",
+        role="attention", context=y.work.S + y.work.context,
     )  # fmt: skip
 
 

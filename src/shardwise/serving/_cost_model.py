@@ -6,7 +6,6 @@ Kernels start from captured graphs, additions are fused into others, and all-red
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from shardwise.cost import (
     Datasheet,
@@ -26,7 +25,6 @@ from shardwise.cost import (
 from shardwise.ledger.number import X, above, ceil, maximum, minimum, total
 from shardwise.ledger.op import Collective, Op, within
 from shardwise.ledger.traced import leaf, named
-from shardwise.models import MoE
 from shardwise.ops.experts import EXPERTS
 from shardwise.ops.overlap import CostModel
 from shardwise.records import dataclass, replace
@@ -34,7 +32,7 @@ from shardwise.serving._beside import rows_beside
 from shardwise.serving._block_tiles import in_tiles, tile_seconds
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
-from shardwise.serving._experts import fused_seconds, torch_choices, with_choice
+from shardwise.serving._experts import fused_seconds, most_choices, torch_choices, with_choice
 from shardwise.serving._formats import WeightFormat
 from shardwise.serving._integers import expanded, fp4_gains, integer_share, loaded_seconds, tiled_rows, weights_read
 from shardwise.serving._kernels import (
@@ -58,6 +56,7 @@ from shardwise.serving._rates import (
 from shardwise.serving._routers import RouterKernel, routed_seconds, router_kernel
 from shardwise.serving._scans import chained_seconds
 from shardwise.serving._sizes import ServingSizes, sizes_of
+from shardwise.serving._unified import UnifiedKernel, unified_kernels, with_unified
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +100,7 @@ class EngineCostModel(CostModel[X]):
     """Rates of 16-bit GEMMs whose kernels widen weights, by the format of these, where such kernels were measured."""
     attention: AttentionKernels | None = None
     picked: PickedKernel | None = None
+    unified: tuple[UnifiedKernel, ...] = ()  # By size of heads.
     block_tile: X | None = None  # `tile_seconds`
     router: RouterKernel | None = None
     beside_rows: float = 0.0
@@ -326,6 +326,7 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
     if op.role in ("attention", "indexer"):
         chip = (costs.peak, costs.cores, costs.rates.memory_start)
         seconds = with_picked(costs.picked, costs.engine, chip, costs.decoding, op, seconds)
+        seconds = with_unified(costs.unified, chip[1:], costs.decoding, op, seconds)
     return named(with_choice(costs.torch_choices, costs.group_shapes, op, seconds), op.name)
 
 
@@ -353,7 +354,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         ),
         fused_experts=not wanted.ideal and case.engine.operators.experts == "fused",
         torch_choices=torch_choices(case.engine.operators, fitted.family, products, case.model),
-        choices=float(max((moe.top_k for moe in _mixtures(case)), default=0)),
+        choices=most_choices(case.model),
         cores=float(device.cores),
         activation_width=case.activation_bytes,
         cache_width=case.cache_element_bytes,
@@ -370,17 +371,12 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         format=case.format,
         attention=attention_of(case),
         picked=picked_kernel(case),
+        unified=unified_kernels(case),
         block_tile=tile_seconds(case),
         router=None if wanted.ideal else router_kernel(case.engine.operators, fitted.family, case.model),
         beside_rows=0.0 if wanted.ideal else rows_beside(case.engine.operators, fitted.family, case.model),
         processor=_host_costs(case, sizes),
     )
-
-
-def _mixtures(case: ServingCase) -> Iterator[MoE]:
-    """Yield the mixtures of experts of the model's kinds of layers."""
-    for block in case.model.kinds:
-        yield from (one.experts for one in (block, *block.also) if one.experts is not None)
 
 
 def _host_costs(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostModel[X] | None:

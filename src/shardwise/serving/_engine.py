@@ -187,6 +187,8 @@ class EngineAttention:
     """Small kernels of an indexer beside those of the ledger: rotations, copies, quantisation, the choice itself."""
     pick_key_seconds: float = 0.0
     """Seconds in which one core chooses among the scores of a token, a key (0: all cores choose)."""
+    unified: str = ""
+    """Families of devices (a pattern) on which heads of several sizes all run in [unified_attention]."""
     beside_prompts: tuple[str, ...] = ()
     """Families of devices on which every sequence of a step with prompts runs the kernel of prompts."""
     matrix_heads: tuple[tuple[str, int, int], ...] = ()

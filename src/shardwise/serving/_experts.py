@@ -167,3 +167,9 @@ def fused_seconds(row: ExpertsFit, chip: Datasheet[X], op: Op[X], ranks: tuple[X
     # Ranks that split attention have all tokens, and choices of the experts of others beside their own.
     shared = minimum(split, spread)
     return seconds + others_seconds(row, chip, op.rows * hit * (shared - 1), op.columns + op.inner)
+
+
+def most_choices(model: Model) -> float:
+    """Return how many experts a token of a model passes at most, 0 where it has none."""
+    blocks = (one for block in model.kinds for one in (block, *block.also))
+    return float(max((one.experts.top_k for one in blocks if one.experts), default=0))
