@@ -1,4 +1,4 @@
-"""Attention in Triton's kernel for heads of several sizes: who runs it, its tiles, and what tokens before cost."""
+"""Attention in Triton's kernel for heads of several sizes and for sinks: who runs it, its tiles, what contexts cost."""
 
 from __future__ import annotations
 
@@ -30,10 +30,16 @@ def served(model: str, on: str, engine: str, tokens: int = 1024) -> InferReport:
         ("gemma-4-e4b", H100, "sglang", False),
         ("gemma-3-27b", "l40s", "vllm", False),
         ("llama-3.1-8b", "l40s", "vllm", False),
+        ("gpt-oss-20b", "l40s", "vllm", True),
+        ("gpt-oss-20b", "a100-sxm-80gb", "vllm-0.11", True),
+        ("gpt-oss-20b", "rtx-pro-6000-workstation", "vllm-0.14", True),
+        ("gpt-oss-20b", "rtx-pro-6000-workstation", "vllm", False),
+        ("gpt-oss-20b", H100, "vllm-0.11", False),
+        ("gpt-oss-20b", B200, "vllm", False),
     ],
 )
-def test_heads_of_several_sizes_run_in_one_kernel(model: str, on: str, engine: str, runs: bool) -> None:
-    """Up to vLLM 0.23 everywhere, then where FlashAttention 4 is not; other models and engines have others."""
+def test_heads_of_several_sizes_and_sinks_run_in_one_kernel(model: str, on: str, engine: str, runs: bool) -> None:
+    """Several sizes up to vLLM 0.23 everywhere, then where FlashAttention 4 is not; sinks where none of 3 and 4 is."""
     assert bool(unified_kernels(served(model, on, engine).case)) is runs
 
 
@@ -54,6 +60,16 @@ def test_tiles_are_those_of_the_source() -> None:
     assert [one.token.keys for one in unified_kernels(served("gemma-4-e4b", H100, "vllm-0.23").case)] == [16, 16]
     small, large = unified_kernels(served("gemma-4-e4b", "gb10", "vllm").case)
     assert (small.prompt.resident, large.prompt.resident, large.token.resident) == (2, 1, 2)
+    (only,) = unified_kernels(served("gpt-oss-20b", "l40s", "vllm").case)
+    assert (only.group, only.prompt.resident, only.segmented_blocks) == (8, 5, 128)
+
+
+def test_tiles_take_cycles() -> None:
+    """Cores of A100 run at 1.41 GHz, those of H100 at up to 1.98."""
+    slow, fast = (
+        unified_kernels(served("gemma-4-e4b", on, "vllm-0.23").case)[0].token.seconds for on in ("a100-sxm-80gb", H100)
+    )
+    assert slow / fast == pytest.approx(1.98 / 1.41)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +90,13 @@ def test_tokens_before_cost_what_was_measured(model: str, on: str, engine: str, 
 def test_prompts_take_what_all_blocks_take() -> None:
     """Gemma-4-E2B on GB10, 39,811 tokens in vLLM 0.27.1: 7.77 s (inference-atlas); FlashAttention's tiles: 3.6 s."""
     assert served("gemma-4-e2b", "gb10", "vllm-0.28", 39811).ttft_seconds == pytest.approx(7.77, rel=0.15)
+
+
+def test_long_contexts_of_sinks_take_what_was_measured() -> None:
+    """gpt-oss-20b behind 129,000 tokens on RTX PRO 6000 (Millstone AI, 2026-01): 21.4 s, then 9.5 ms a token."""
+    found = served("gpt-oss-20b", "rtx-pro-6000-workstation", "vllm-0.14", 129000)
+    assert found.ttft_seconds == pytest.approx(21.4, rel=0.2)
+    assert found.tpot_seconds == pytest.approx(9.48e-3, rel=0.2)
 
 
 def test_many_sequences_are_not_cut() -> None:

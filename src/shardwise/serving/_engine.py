@@ -189,6 +189,8 @@ class EngineAttention:
     """Seconds in which one core chooses among the scores of a token, a key (0: all cores choose)."""
     unified: str = ""
     """Families of devices (a pattern) on which heads of several sizes all run in [unified_attention]."""
+    unified_sinks: str = ""
+    """Those on which models with sinks do."""
     beside_prompts: tuple[str, ...] = ()
     """Families of devices on which every sequence of a step with prompts runs the kernel of prompts."""
     matrix_heads: tuple[tuple[str, int, int], ...] = ()

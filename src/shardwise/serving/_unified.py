@@ -1,4 +1,4 @@
-"""Attention in one kernel of small tiles for heads of several sizes (Gemma 4): blocks of few rows walk their keys."""
+"""Attention in one kernel of small tiles, for heads of several sizes (Gemma 4) or sinks: blocks walk their keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwise.cost import family_of
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, maximum, minimum
 from shardwise.ledger.op import Op
-from shardwise.models import CoreSizes, Model
+from shardwise.models import CoreSizes, Model, attention_limits
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import engine_tables
@@ -43,13 +43,17 @@ class UnifiedKernel:
 
 
 def unified_kernels(case: ServingCase) -> tuple[UnifiedKernel, ...]:
-    """Return the kernels that an engine runs for heads of several sizes, smallest first; none where it runs others."""
+    """Return the kernels that an engine runs for several sizes of heads or sinks, smallest first, none where others."""
     wanted, device = case.efficiencies, case.cluster.device
-    families = case.engine.attention.unified
-    if wanted.ideal or wanted.compute or wanted.memory or not re.fullmatch(families, family_of(device)):
-        return ()
     row, sizes = engine_tables()["unified_attention"], core_sizes(case.model, True)
-    if len(sizes) < 2 or sizes[-1].kind != "decode" or sizes[-1].head <= row["widest_head"]:
+    if wanted.ideal or wanted.compute or wanted.memory or not sizes or sizes[-1].kind != "decode":
+        return ()
+    attention, runs = case.engine.attention, False
+    if len(sizes) > 1 and sizes[-1].head > row["widest_head"]:
+        runs = bool(re.fullmatch(attention.unified, family_of(device)))
+    elif any("sinks" in limits for _, limits in attention_limits(case.model)):
+        runs = bool(re.fullmatch(attention.unified_sinks, family_of(device)))
+    if not runs:
         return ()
     return tuple(
         UnifiedKernel(
@@ -79,9 +83,13 @@ def _walk(model: Model, size: CoreSizes) -> str:
 def _tiles(row: dict[str, Any], device: Device, size: CoreSizes, keys: float) -> KeyTiles:
     """Return tiles of so many keys on a device, whose blocks hold queries, keys and values of 16 bits in its cores."""
     needed = 2 * (keys * size.elements + row["rows"] * size.head)
-    shared = next(n for names, n in row["shared_bytes"].items() if re.fullmatch(names, device.chip)) // needed
-    seconds = row["tile_seconds"] + row["element_seconds"] * keys * size.head
-    return KeyTiles(keys=keys, seconds=seconds, resident=float(min(row["most_resident"], max(shared, 1))))
+    shared, clock = (
+        next(n for names, n in row[table].items() if re.fullmatch(names, device.chip))
+        for table in ("shared_bytes", "boost_hertz")
+    )
+    resident = next(n for most, n in row["resident"] if size.head <= most)
+    cycles = row["tile_cycles"] + row["element_cycles"] * keys * size.head
+    return KeyTiles(keys=keys, seconds=cycles / clock, resident=float(min(resident, max(shared // needed, 1))))
 
 
 def with_unified(
