@@ -191,6 +191,8 @@ class EngineAttention:
     """Families of devices (a pattern) on which heads of several sizes all run in [unified_attention]."""
     unified_sinks: str = ""
     """Those on which models with sinks do."""
+    segmented_tokens: int = 1
+    """Tokens of a sequence in a step up to which it cuts the context."""
     beside_prompts: tuple[str, ...] = ()
     """Families of devices on which every sequence of a step with prompts runs the kernel of prompts."""
     matrix_heads: tuple[tuple[str, int, int], ...] = ()

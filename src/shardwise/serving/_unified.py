@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.cost import family_of
 from shardwise.hardware import Device
-from shardwise.ledger.number import X, above, maximum, minimum
+from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Op
 from shardwise.models import CoreSizes, Model, attention_limits
 from shardwise.records import dataclass
@@ -30,7 +30,8 @@ class UnifiedKernel:
     """The kernel for one size of heads: a block holds `rows` rows of query heads that share a key-value head.
 
     `elements` are those of a key and a value of a head, `group` the query heads of a key-value head. Up to
-    `segmented_blocks` of one token the whole context is cut into `segments`, whatever a window leaves of them.
+    `segmented_blocks` of one token the whole context is cut into `segments`, whatever a window leaves of them; steps
+    that verify a guess have `tokens` of each sequence.
     """
 
     elements: float
@@ -40,6 +41,7 @@ class UnifiedKernel:
     prompt: KeyTiles
     segments: float
     segmented_blocks: float
+    tokens: float
 
 
 def unified_kernels(case: ServingCase) -> tuple[UnifiedKernel, ...]:
@@ -55,6 +57,8 @@ def unified_kernels(case: ServingCase) -> tuple[UnifiedKernel, ...]:
         runs = bool(re.fullmatch(attention.unified_sinks, family_of(device)))
     if not runs:
         return ()
+    tokens = case.job.num_speculative_tokens + 1.0
+    cut = tokens <= attention.segmented_tokens
     return tuple(
         UnifiedKernel(
             elements=float(size.elements),
@@ -63,7 +67,9 @@ def unified_kernels(case: ServingCase) -> tuple[UnifiedKernel, ...]:
             token=_tiles(row, device, size, float(row["token_keys"][_walk(case.model, size)])),
             prompt=_tiles(row, device, size, float(row["prompt_keys"])),
             segments=float(row["segments"]),
-            segmented_blocks=float(row["segmented_blocks"]),
+            # So many sequences of the key-value heads that the model has in most layers, whatever a layer has.
+            segmented_blocks=cut * float(row["segmented_blocks"]) * sizes[0].group / size.group,
+            tokens=tokens,
         )
         for size in sizes
     )
@@ -128,10 +134,11 @@ def _prompt_seconds(kernel: UnifiedKernel, chip: tuple[X | float, X], op: Op[X])
 def _token_seconds(kernel: UnifiedKernel, chip: tuple[X | float, X], op: Op[X]) -> X:
     """Return seconds of one token a sequence, whose blocks are its key-value heads, in segments while they are few."""
     token, prompt, seen, (cores, start) = kernel.token, kernel.prompt, _seen(op), chip
-    blocks = op.rows * op.batch / _group(kernel, op)
+    group = _group(kernel, op)
+    blocks = op.rows / kernel.tokens * op.batch / group * ceil(kernel.tokens * group / maximum(group, kernel.rows))
     whole = maximum(blocks / (prompt.resident * cores), 1.0) * seen / prompt.keys * prompt.seconds
     # A segment is a share of the whole context: those that a window leaves none of end at once.
     alone = maximum(minimum(op.context / kernel.segments, seen) / token.keys, 1.0)
-    cut = maximum(alone, blocks * seen / token.keys / (token.resident * cores)) * token.seconds
+    shared = maximum(alone, blocks * seen / token.keys / (token.resident * cores)) * token.seconds
     # A second kernel adds up what segments give.
-    return above(blocks, kernel.segmented_blocks, whole + start, cut + 2 * start)
+    return above(blocks, kernel.segmented_blocks, whole + start, shared + 2 * start)
