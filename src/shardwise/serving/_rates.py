@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwise.cost import Rates, bandwidth_of, constants, family_of, gemm_rates, rates_of
 from shardwise.hardware import Device
-from shardwise.ledger.number import X, maximum
+from shardwise.ledger.number import X, maximum, minimum
 from shardwise.ledger.traced import leaf
 from shardwise.records import replace
 from shardwise.serving._case import ServingCase
@@ -68,7 +68,7 @@ def merged_operators(case: ServingCase) -> tuple[str, ...]:
 def weight_only_rates(case: ServingCase, wide: Rates[X]) -> dict[str, Rates[X]]:
     """Return the rates of 16-bit GEMMs whose kernels widen narrow weights, by format, where such were measured.
 
-    Arithmetic stays that of `wide`: no kernel multiplies faster for what it does beside that, and the tables of these
+    Arithmetic is that of `wide`, or the share of the peak that an engine's kernels reach (`widened_shares`): the tables
     do not say what the power limit takes from long ones. Formats that an engine widens on devices with a rate for
     them (`widened_formats`) have these rates, too; where no such kernel was measured they are those of 16-bit weights.
     """
@@ -79,14 +79,34 @@ def weight_only_rates(case: ServingCase, wide: Rates[X]) -> dict[str, Rates[X]]:
     for form in case.format.narrow:
         row = rows.get("int8_wo" if form.bits >= 8 else "int4_wo")
         widens = case.engine.quantisation.widens(form, wide.family)
-        if widens and not row:
-            rates[form.name] = wide
-        elif row and form.bits < 16 and (widens or type_of(case, form) == case.dtype):
+        if not widens and (form.bits >= 16 or type_of(case, form) != case.dtype):
+            continue
+        slower = _beside_widening(case, wide, form)
+        if row:
             products = gemm_rates(device, case.dtype, row, wanted)
             own: Any = replace(wide, **{one.name: getattr(products, one.name) for one in fields(products)})
-            own = replace(own, matmul_flops=wide.matmul_flops)
-            rates[form.name] = captured(own, case.engine, wanted.ideal, device)
+            rates[form.name] = captured(
+                replace(own, matmul_flops=slower.matmul_flops), case.engine, wanted.ideal, device
+            )
+        elif widens or slower is not wide:
+            rates[form.name] = slower
     return rates
+
+
+def _beside_widening(case: ServingCase, wide: Rates[X], form: WeightFormat) -> Rates[X]:
+    """Return the rates of 16-bit GEMMs, no faster than kernels that widen their weights multiply."""
+    device, wanted = case.cluster.device, case.efficiencies
+    share = dict(case.engine.quantisation.widened_shares).get(wide.family, 0.0)
+    # Of nf4 and of llama.cpp's blocks whole matrices are widened, which 16-bit GEMMs multiply.
+    if not share or wanted.ideal or wanted.compute or not re.match("int|fp|mxfp|nvfp", form.base):
+        return wide
+    peak = device.peak_flops(case.dtype)
+    if device.knows("matrix_flops.int8"):
+        # GeForce's cores add in 32 bits at half of what the others do, which leaves them time to widen.
+        peak = max(peak, device.peak_flops("int8") / 2)
+    why = dict(case.engine.sources)["quantisation.widened_shares"]
+    slower = leaf("matrix FLOP/s beside widening", share * peak, why, "FLOP/s")
+    return replace(wide, matmul_flops=minimum(wide.matmul_flops, slower))
 
 
 def unpacked_weights(case: ServingCase) -> float:
