@@ -54,6 +54,8 @@ def test_every_stack_of_the_table_is_known() -> None:
         ("HF TRL 1.10.0", "trl-2026"),
         ("HF TRL 0.29 / transformers 5 / DeepSpeed 0.18", "deepspeed"),
         ("HF Trainer + DeepSpeed 0.14.2 / torch 2.2.0", "deepspeed"),
+        ("ms-swift 4.2 FSDP2 (transformers 5.5.4, torch 2.10)", "ms-swift"),
+        ("ms-swift (torch 2.1.1)", "ms-swift-2024"),
         ("transformers 4.48.1 / peft 0.13.2", "transformers-4-48"),
         ("HF transformers 4.40", "transformers-2024"),
         ("HF peft 0.19.2.dev0 / torch 2.13.0+cu130", "transformers"),
