@@ -53,7 +53,11 @@ def test_every_stack_of_the_table_is_known() -> None:
         ("HF TRL (2026-03)", "trl-2025"),
         ("HF TRL 1.10.0", "trl-2026"),
         ("HF TRL 0.29 / transformers 5 / DeepSpeed 0.18", "deepspeed"),
-        ("HF Trainer + DeepSpeed 0.14.2 / torch 2.2.0", "deepspeed"),
+        ("HF Trainer + DeepSpeed 0.14.2 / torch 2.2.0", "deepspeed-2025"),
+        ("HF transformers + DeepSpeed 0.16.6 (torch 2.6, 2025-04)", "deepspeed-2025"),
+        ("HF Trainer + DeepSpeed (2026-04)", "deepspeed"),
+        ("HF transformers + FSDP (accelerate, torch 2.6, 2025-04)", "transformers-2025"),
+        ("accelerate 1.13 + FSDP2 (torch 2.9, 2025-11)", "accelerate"),
         ("ms-swift 4.2 FSDP2 (transformers 5.5.4, torch 2.10)", "ms-swift"),
         ("ms-swift (torch 2.1.1)", "ms-swift-2024"),
         ("transformers 4.48.1 / peft 0.13.2", "transformers-4-48"),
@@ -226,6 +230,7 @@ def test_habits_belong_to_old_frameworks() -> None:
         "oneflow",
         "internevo",
         "deepspeed",
+        "deepspeed-2025",
         "deepspeed-2023",
     }
 

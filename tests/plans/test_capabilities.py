@@ -291,7 +291,7 @@ def test_a_stack_that_states_no_source_has_those_of_what_it_extends() -> None:
 def test_the_words_that_people_have_for_a_framework_name_it(word: str, name: str) -> None:
     """What someone calls their framework is it, whatever its case and signs; a near miss is told the near ones."""
     assert find_stack(word).name == name
-    with pytest.raises(InputError, match="use deepspeed or deepspeed-2023; known are megatron,"):
+    with pytest.raises(InputError, match="use deepspeed or deepspeed-2025; known are megatron,"):
         find_stack("deepspede")
 
 
