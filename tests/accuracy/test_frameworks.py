@@ -37,6 +37,7 @@ def test_every_stack_of_the_table_is_known() -> None:
         ("torchtitan (2025-03)", "fsdp2-2024"),
         ("torchtitan 2025-06", "fsdp2"),
         ("Megatron-SWIFT", "megatron-lm"),
+        ("Megatron-Core + TE (Megatron-FSDP, 2026-05)", "megatron"),
         ("ms-swift (megatron sft)", "megatron-lm"),
         ("ms-swift", "ms-swift"),
         ("torchtitan 0.3.0", "torchtitan-2026"),
