@@ -17,12 +17,14 @@ from shardwise.training import Evaluation, TrainingCase, evaluate, sizes_of, sta
 from shardwise.training._stages import Partition, kinds_of, order_of, runs_of, stage_layers
 
 LLAMA, DEEPSEEK = load_model("llama-3.1-8b"), load_model("deepseek-v3")
+IN_PLACE = replace(find_stack("megatron"), loss="vocab-parallel-in-place")
 
 
 def evaluated(plan: Plan, model: Model = LLAMA, batch: int = 64, **more: Any) -> Evaluation[Any]:
     """Return the evaluation of a plan on as many H100 as it has ranks."""
     job = Training(seq_len=4096, global_batch=batch, precision=more.pop("precision", "bf16"))
-    stack = find_stack(more.pop("stack", "megatron"))
+    stack = more.pop("stack", "megatron")
+    stack = find_stack(stack) if isinstance(stack, str) else stack
     cluster = Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
     case = TrainingCase(model=model, cluster=cluster, job=job, stack=stack, plan=plan, **more)
     return evaluate(case, sizes_of(plan, batch, case.domains), stages_of(case))
@@ -162,6 +164,14 @@ def test_predicted_tokens_keep_logits_and_a_table_of_their_own() -> None:
     more = with_mtp.memory[-1].weights - without.memory[-1].weights
     assert more > 2 * with_mtp.parts.table
     assert with_mtp.memory[0].weights == without.memory[0].weights
+
+
+def test_logits_that_a_loss_turns_in_place_are_one_tensor_for_each_predicted_token() -> None:
+    """Those of the head that runs again are what its loss keeps, not a second copy beside it."""
+    plan, stack = Plan(tp=8, pp=4, ep=8, stage_layers=(16, 15, 15, 15)), IN_PLACE
+    with_mtp, without = (evaluated(plan, model=m, stack=stack) for m in (DEEPSEEK, replace(DEEPSEEK, mtp=())))
+    assert with_mtp.parts.loss.kept_bytes >= 2 * without.parts.loss.kept_bytes
+    assert with_mtp.parts.loss.transient_bytes == without.parts.loss.transient_bytes
 
 
 def test_modules_recompute_the_blocks_they_name() -> None:

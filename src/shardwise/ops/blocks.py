@@ -9,6 +9,7 @@ from shardwise.ops.attention import attention_masks
 from shardwise.ops.block import block_ops
 from shardwise.ops.head import embedding, final_norm, head, loss, mtp_ops
 from shardwise.ops.layout import Layout, memory_op, widened
+from shardwise.ops.logit_losses import LOGIT_LOSSES
 from shardwise.records import replace
 
 
@@ -19,8 +20,13 @@ def nothing(y: Layout[X]) -> tuple[Op[X], ...]:
 
 
 def shared_head(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
-    """Return the output head run again for another predicted token: the work without the weights."""
-    return tuple(replace(op, weights=()) for op in head(y, model))
+    """Return the output head run again for another predicted token: the work without the weights.
+
+    A loss that keeps the logits as the head made them has them among what it keeps.
+    """
+    ops = tuple(replace(op, weights=()) for op in head(y, model))
+    row = LOGIT_LOSSES.get(y.stack.loss_kernel)
+    return ops if row is None or row.kept else tuple(replace(op, output_bytes=0) for op in ops)
 
 
 def predictions(y: Layout[X], model: Model) -> tuple[tuple[Op[X], ...], tuple[Op[X], ...]]:
