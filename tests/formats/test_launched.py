@@ -629,3 +629,18 @@ def test_containers_and_recipes_state_their_release(text: str, release: str, tmp
     """An image stands beside the command of a container, and a recipe names what it was made with."""
     (tmp_path / "a.yaml").write_text(text)
     assert import_server(tmp_path / "a.yaml").release == release
+
+
+def test_workers_that_a_loop_starts_are_read() -> None:
+    """github.com/ai-dynamo/aiconfigurator generator/config/backend_templates/vllm/run.sh.j2, filled in."""
+    text = (
+        'export MODEL_PATH=${MODEL_PATH:-"meta-llama/Llama-3.1-70B"}\nAGG_GPU=4\nAGG_WORKERS=2\n'
+        "for ((w=0; w<AGG_WORKERS; w++)); do\n  BASE=$(( w * AGG_GPU ))\n"
+        "  GPU_LIST=$(seq -s, $BASE $((BASE+AGG_GPU-1)))\n  (\n"
+        "    CUDA_VISIBLE_DEVICES=$GPU_LIST python3 -m dynamo.vllm \\\n"
+        '    --model "$MODEL_PATH" --tensor-parallel-size 4 --max-num-seqs 64 2>&1 | sed "s/^/[Worker $w] /" ) &\n'
+        "done\nwait\n"
+    )
+    one = read_launch(text, "run.sh", {})
+    assert (one.values["model"], one.values["tp"], one.values["max_sequences"]) == ("meta-llama/Llama-3.1-70B", 4, 64)
+    assert "the first of 2 servers that the script starts" in one.assumed

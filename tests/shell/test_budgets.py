@@ -190,6 +190,25 @@ def test_double_brackets_compute(text: str) -> None:
     assert [said for word, *said in commands_of(f"p=3; {text}").commands if word == "r"] == [COMMANDS[text]]
 
 
+COUNTED = {
+    "N=2; for ((w=0; w<N; w++)); do r $w; done": ["0", "1"],
+    "for ((i = 1; i <= 3; i += 1)) ; do r $(( i * 2 )); done": ["2", "4", "6"],
+    "B=4; for ((i=B; i<B+2; ++i)); do r $i; done": ["4", "5"],
+    "for ((i=3; i<1; i++)); do r $i; done; r out": ["out"],
+    "for ((i=0; i<NOBODY; i++)); do r $i; done; r out": ["out"],
+    "for ((i=0; i<100000000; i++)); do r $i; done; r out": ["out"],
+    "for ((i=9; i>1; i--)); do r $i; done; r out": ["out"],
+}
+
+
+@pytest.mark.parametrize("text", COUNTED)
+def test_loops_that_count_run_as_often(text: str) -> None:
+    """Bounds are arithmetic; a loop whose bounds are not known, or far apart, is left out and noted."""
+    shell = commands_of(text)
+    assert [said for word, said in shell.commands if word == "r"] == COUNTED[text]
+    assert bool(shell.notes) == any(word in text for word in ("NOBODY", "100000000", "i--"))
+
+
 def test_a_budget_is_spent_by_all_that_a_script_starts() -> None:
     """Here-documents and functions share the budget of their script."""
     budget = Budget("run.sh", steps=100)

@@ -27,6 +27,7 @@ _PIECE = re.compile(rf"(?:\$\({_NESTED}\)|\S)+")
 _DEFAULT = re.compile(r"(\w+|@)(?:\[([@*]|\d{1,9})\])?(?:(:?[-=+?])(.*))?", re.DOTALL | re.ASCII)
 _CUT = re.compile(r"(\w+)(##?|%%?)(.*)", re.DOTALL | re.ASCII)
 _SET = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:(\+\+|--)\s*|(<<|>>|[-+*/%&|^])?=(?!=)(.*))", re.DOTALL | re.ASCII)
+_MOST_ROUNDS = 256
 _KEEPS = ("export", "local", "declare", "readonly", "typeset")
 
 
@@ -224,10 +225,20 @@ class Shell:
         if not node.name:
             self.note("a loop over no list of words is left out of the script")
             return
-        for word in [w for one in node.words for w in self.words(one)]:
+        words = self._counted(node) if node.bounds[0] else [w for one in node.words for w in self.words(one)]
+        for word in words:
             self.budget.spend()
             self.variables[node.name] = word
             self.run(node.body)
+
+    def _counted(self, node: Loop) -> list[str]:
+        """Return the numbers that a loop counts, none where a bound is not known or they are many."""
+        first, past = (self.arithmetic(bound.strip()) for bound in node.bounds)
+        low, high = whole_of(first), whole_of(past)
+        if low is None or high is None or high - low > _MOST_ROUNDS:
+            self.note(f"a loop of {node.name} from {first} to below {past} is left out of the script")
+            return []
+        return [str(number) for number in range(low, high)]
 
     def _case(self, node: CaseCommand) -> None:
         text = self._known(node.word)

@@ -5,6 +5,7 @@ Source: POSIX.1-2024, Shell Command Language, section 2.9.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -49,13 +50,24 @@ class If:
     branches: list[tuple[list[ShellNode], list[ShellNode]]]
 
 
+# `for ((w=0; w<N; w++))`, the one of C's loops that launch scripts have.
+_COUNTED = re.compile(
+    r"\$\(\(\s*([A-Za-z_]\w*)\s*=([^;=]{1,200});\s*\1\s*(<=?)([^;=<]{1,200});\s*(?:\1\s*\+\+|\+\+\s*\1|\1\s*\+=\s*1)\s*\)\)",
+    re.ASCII,
+)
+
+
 @dataclass(slots=True)
 class Loop:
-    """A loop over words, or one whose end is not known (`name` empty)."""
+    """A loop over words, one that counts from a number to below another, or one whose end is not known.
+
+    The last has no `name`; `bounds` are arithmetic.
+    """
 
     name: str
     words: list[Word]
     body: list[ShellNode]
+    bounds: tuple[str, str] = ("", "")
 
 
 @dataclass(slots=True)
@@ -181,7 +193,11 @@ class Parser:
         name = self._take().bare
         words: list[Word] = []
         if name == "((":
-            return self._while()
+            counted = _COUNTED.fullmatch(self._take().text)
+            if counted is None:
+                return self._while()
+            name, first, mark, last = counted.groups()
+            return Loop(name, [], self._body(), (first, f"({last}) + 1" if mark == "<=" else last))
         if self._next("in"):
             words = self._simple().words
         body = self._body()
