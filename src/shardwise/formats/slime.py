@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from shardwise.formats import _trainer
 from shardwise.formats._checkpoints import with_prompts
@@ -100,7 +101,7 @@ def _job(keys: Keys) -> Training:
     tunes = keys.word("loss_type") == "sft_loss"
     compares = bool(keys.flag("use_kl_loss")) or keys.raw("kl_coef") not in (None, 0, 0.0)
     method = "ppo" if keys.word("advantage_estimator") == "ppo" else "grpo"
-    goal = {} if tunes else {"method": method, "reference": "" if compares else "none"}
+    goal: dict[str, Any] = {} if tunes else {"method": method, "reference": "" if compares else "none"}
     if compares and not tunes:
         keys.assumed.append("the reference beside the policy: slime keeps it on the host, memory is overstated")
     return Training(
