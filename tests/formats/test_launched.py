@@ -644,3 +644,18 @@ def test_workers_that_a_loop_starts_are_read() -> None:
     one = read_launch(text, "run.sh", {})
     assert (one.values["model"], one.values["tp"], one.values["max_sequences"]) == ("meta-llama/Llama-3.1-70B", 4, 64)
     assert "the first of 2 servers that the script starts" in one.assumed
+
+
+def test_workers_of_two_pools_in_one_script_are_both_pools(tmp_path: Path) -> None:
+    """A script that starts workers for prompts and workers that decode is one deployment of both."""
+    (tmp_path / "run.sh").write_text(
+        "export MODEL_PATH=meta-llama/Llama-3.1-70B\n"
+        'for ((w=0; w<3; w++)); do\n  python3 -m dynamo.vllm --model "$MODEL_PATH" --tensor-parallel-size 2 '
+        "--disaggregation-mode prefill --max-num-batched-tokens 8192 &\ndone\n"
+        'for ((w=0; w<2; w++)); do\n  python3 -m dynamo.vllm --model "$MODEL_PATH" --tensor-parallel-size 4 '
+        "--disaggregation-mode decode --max-num-seqs 256 &\ndone\nwait\n"
+    )
+    one = import_server(tmp_path / "run.sh")
+    pools = {key: one.values[key] for key in ("tp", "dp", "prefill_workers", "prefill_tp", "max_batched_tokens")}
+    assert pools == {"tp": 4, "dp": 2, "prefill_workers": 3, "prefill_tp": 2, "max_batched_tokens": 8192}
+    assert one.num_devices == 14

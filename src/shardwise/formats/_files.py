@@ -137,7 +137,7 @@ def import_server(
     `num_devices` are those of the question, over which recipes spread. Raises `InputError` with everything wrong.
     """
     from shardwise.formats import _vllm_recipes, dynamo, peft
-    from shardwise.formats._launched import LaunchFiles, read_launch
+    from shardwise.formats._launched import LaunchFiles
 
     name = _called(fspath(path))
     with bounded("from", name):
@@ -154,7 +154,7 @@ def import_server(
         if name.endswith(tuple(MOST_BYTES)):
             remedy = "give a line of an engine, or YAML of Kubernetes or docker compose that starts one"
             raise InputError([Problem("from", name, "starts no server that is known", remedy)])
-        return read_launch(text, name, variables_of, LaunchFiles(folder))
+        return dynamo.read_script(text, name, variables_of, LaunchFiles(folder))
 
 
 def _refuse_training(name: str, variables: Mapping[str, str]) -> None:

@@ -334,3 +334,21 @@ def _check_counts(words: Sequence[str]) -> None:
 def _variable(shell: Shell, *names: str) -> int:
     values = (shell.value(name) or "" for name in names)
     return next((number for value in values if (number := whole_of(value)) is not None), 0)
+
+
+def commands_in(text: str, source: str, variables: Mapping[str, str]) -> tuple[list[list[str]], tuple[str, ...]]:
+    """Return the commands of a script, those of its here-documents too, and the texts of these."""
+    shell = commands_of(text, variables, Budget(source))
+    inner = [words for document in shell.documents for words in shell.inside(document)]
+    return [*shell.commands, *inner], tuple(shell.expand(document) for document in shell.documents)
+
+
+def words_behind(starts: str, commands: Sequence[list[str]]) -> list[list[str]]:
+    """Return the words behind each start of an engine's command, of other commands nothing."""
+    end = re.compile(starts + r"$")
+    launches = []
+    for words in commands:
+        # The words that match are dropped; what a launcher such as srun says stands before them.
+        tries = (one for one in range(1, min(len(words), 40) + 1) if end.search(" ".join(words[:one])))
+        launches += [words[one:] for one in tries][:1]
+    return launches

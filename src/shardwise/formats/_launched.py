@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
@@ -19,12 +20,12 @@ from shardwise.errors import InputError, Problem, Problems, near
 from shardwise.formats import _yaml
 from shardwise.formats._around import with_surroundings
 from shardwise.formats._imported import SIZES, ReadArgument, matches, table
-from shardwise.formats._launch import unread
+from shardwise.formats._launch import commands_in, unread, words_behind
 from shardwise.formats._systems import SERVERS
 from shardwise.models import find_model, load_model, namesake, published_copy, quantised_copy
 from shardwise.records import dataclass, replace
 from shardwise.serving import find_engine, launched_engine
-from shardwise.shell import Budget, commands_of, left_open
+from shardwise.shell import left_open
 
 ENGINES = tuple(name for name in SERVERS if name != "dynamo")
 """The engines whose launch lines are read."""
@@ -350,12 +351,6 @@ def _engine(name: str) -> Any:
     return import_module(f"shardwise.formats.{name}")
 
 
-def _commands(text: str, source: str, variables: Mapping[str, str]) -> tuple[list[list[str]], tuple[str, ...]]:
-    shell = commands_of(text, variables, Budget(source))
-    inner = [words for document in shell.documents for words in shell.inside(document)]
-    return [*shell.commands, *inner], tuple(shell.expand(document) for document in shell.documents)
-
-
 def read_launch(text: str, source: str, variables: Mapping[str, str], files: LaunchFiles = HERE) -> Launched:
     """Return the server that a script or a command line starts; raises `InputError` where it starts none.
 
@@ -363,32 +358,33 @@ def read_launch(text: str, source: str, variables: Mapping[str, str], files: Lau
     >>> one.num_devices, one.values["model"], one.values["memory_fraction"]
     (2, 'meta-llama/Llama-3.1-8B', 0.9)
     """
+    first, *others = launches_of(text, source, variables, files)
+    one = first()
+    if others:
+        one = replace(one, assumed=(*one.assumed, f"the first of {1 + len(others)} servers that the script starts"))
+    return one
+
+
+def launches_of(
+    text: str, source: str, variables: Mapping[str, str], files: LaunchFiles = HERE
+) -> list[Callable[[], Launched]]:
+    """Return what reads each server that a script starts; raises `InputError` where it starts none."""
     names = _engines_in(text)
     if not names:
         other = unread(text)
         rule = f"is of {other}, which is not read" if other else "starts no server that is known"
         remedy = "give a line of vllm serve, sglang.launch_server, trtllm-serve or llama-server"
         raise InputError([Problem("from", source, rule, remedy)])
-    commands, documents = _commands(text, source, variables)
+    commands, documents = commands_in(text, source, variables)
     # A script may name the image of another engine than it starts.
     engines = map(_engine, names)
-    engine, launches = next(((one, made) for one in engines if (made := _behind(one.STARTS, commands))), (None, []))
+    engine, launches = next(
+        ((one, made) for one in engines if (made := words_behind(one.STARTS, commands))), (None, [])
+    )
     if engine is None:
         raise InputError([Problem("from", source, f"names {names[0]} and starts none", "give its launch line")])
-    one = with_surroundings(
-        engine.read_words(launches[0], source, replace(files, documents=documents)), text, variables
-    )
-    if len(launches) > 1:
-        one = replace(one, assumed=(*one.assumed, f"the first of {len(launches)} servers that the script starts"))
-    return one
 
+    def read(words: list[str]) -> Launched:
+        return with_surroundings(engine.read_words(words, source, replace(files, documents=documents)), text, variables)
 
-def _behind(starts: str, commands: Sequence[list[str]]) -> list[list[str]]:
-    """Return the words behind each start of an engine's command, of other commands nothing."""
-    end = re.compile(starts + r"$")
-    launches = []
-    for words in commands:
-        # The words that match are dropped; what a launcher such as srun says stands before them.
-        tries = (one for one in range(1, min(len(words), 40) + 1) if end.search(" ".join(words[:one])))
-        launches += [words[one:] for one in tries][:1]
-    return launches
+    return [partial(read, words) for words in launches]

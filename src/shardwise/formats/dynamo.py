@@ -17,7 +17,7 @@ from shardwise.errors import InputError, Problem, cut
 from shardwise.formats import _operators, _yaml, vllm
 from shardwise.formats._around import with_image
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import Launched, LaunchFiles, engine_in, read_launch
+from shardwise.formats._launched import Launched, LaunchFiles, engine_in, launches_of, read_launch
 from shardwise.formats._operators import is_operated
 from shardwise.formats._pods import Service, services_of
 from shardwise.formats._recipes import containers_of, files_of, is_recipe, with_precision
@@ -66,6 +66,24 @@ def read(text: str, source: str, variables: Mapping[str, str], folder: str = "."
         return with_precision(trees[0], _first(_pools(pools["prefill"], last), [pools["prefill"], last], launches))
     service, one = next(iter(pools.values()))
     return with_precision(trees[0], _first(_replicated(service, one), [(service, one)], launches))
+
+
+def read_script(text: str, source: str, variables: Mapping[str, str], files: LaunchFiles) -> Launched:
+    """Return the server that a script starts, or both pools where it starts the workers of two."""
+    servers = launches_of(text, source, variables, files)
+    one = read_launch(text, source, variables, files)
+    if one.role not in ("prefill", "decode") or not 1 < len(servers) <= _MOST_WORKERS:
+        return one
+    pools: dict[str, list[Launched]] = {"prefill": [], "decode": []}
+    for server in (read_one() for read_one in servers):
+        pools.get(server.role, []).append(server)
+    if not all(pools.values()):
+        return one
+    first, last = ((Service(replicas=len(like)), like[0]) for like in pools.values())
+    return _pools(first, last)
+
+
+_MOST_WORKERS = 64
 
 
 def _read(service: Service, source: str, variables: Mapping[str, str], files: LaunchFiles) -> Launched:
