@@ -215,7 +215,9 @@ class Replicas:
         began = p.counts * going / (self.moments.steps + pieces * going)
         full = p.decode / p.together + p.ahead / PROMPTS
         some = self.policy.mixed & ~self.batches.piped & (began > p.together * np.maximum(going, 1.0))
-        return np.minimum.accumulate(np.where(some, full, cycle / began), axis=-1)
+        # A batch runs the prompt of each in a step of its own, and decode steps between.
+        apart = 0.0 if self.policy.mixed else p.decode * self.moments.steps / p.counts + p.ahead / PROMPTS
+        return np.minimum.accumulate(np.where(some, full, np.maximum(cycle / began, apart)), axis=-1)
 
     def _ending(self, equal: bool) -> tuple[Any, Any]:
         """Return the share of steps that decode, and seconds of a cycle, where prompts follow on sequences that end.
