@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardwise.cost import Efficiencies, op_seconds, rates_of
+from shardwise.cost._tiles import kind_of
 from shardwise.hardware import Cluster, find_device
 from shardwise.ledger.number import total
 from shardwise.ledger.saved import recomputed_ops
@@ -351,3 +352,13 @@ def test_short_rows_of_norms_cost_a_block_of_threads_each(
     seconds = op_seconds(rates, op).forward - rates.memory_start
     moved = op.forward_bytes / rates.bandwidth_shares.rate(rates.memory_bytes, "norm")
     assert seconds <= moved if not rows_a_second else seconds == pytest.approx(rows / rows_a_second)
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind"), [("fsdp2", "eager"), ("transformers", "eager"), ("fsdp2-compiled", "rotary")]
+)
+def test_rotary_embedding_kernel_by_kernel_runs_as_casts_do(stack: str, kind: str) -> None:
+    """Torchtitan's is two casts around a complex product, transformers' reads broadcast cosines and halves of rows."""
+    model = load_model("llama-3.1-8b")
+    (op,) = (op for op in block_ops(layout(stack), model.layers[0], model.hidden) if op.name == "rotary")
+    assert kind_of(op) == kind

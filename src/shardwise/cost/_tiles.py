@@ -88,6 +88,8 @@ MEASURED_KERNELS = {
 def kind_of(op: Op[X]) -> str:
     """Return what an operator that moves bytes does; norms written out in steps and gated activations apart.
 
+    Rotary embedding kernel by kernel casts, multiplies with broadcast cosines, and writes halves of rows.
+
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
     >>> from shardwise.ops.head import final_norm
@@ -98,6 +100,8 @@ def kind_of(op: Op[X]) -> str:
         return "norm" if op.kernels == 1 else "norm in steps"
     if op.role == "activation":
         return "activation" if op.kernels == 1 else "gated activation"
+    if op.role == "rotary" and op.kernels > 1:
+        return "eager"
     return _BY_ROLE.get(op.role, "other")
 
 
