@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardwise.measured._load import in_waves, queued
+from shardwise.measured._at_once import in_waves, queued
 from shardwise.measured._record import Record, refuse
 from shardwise.serving import InferReport
 

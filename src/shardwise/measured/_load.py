@@ -5,14 +5,13 @@ A run is finite: where its requests come faster than they are served, its latenc
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 
 from shardwise.hardware import Lookup, build_cluster
+from shardwise.measured._at_once import as_run
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._record import Record, read, refuse
-from shardwise.models import Model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.records import replace
 from shardwise.serving import Engine, InferReport, ServingOptions
@@ -241,7 +240,7 @@ def report_of(
         balance_steps=_BALANCE if balances else None,
         receive_steps=int(record.noted("scheduler_recv_interval")) or None,
     )  # fmt: skip
-    model = _ran(record, case.model)
+    model = as_run(record, case.model)
     context = record.whole("max_model_len") or model.max_context or 10**6
     policy = policy_of(case.engine.name, device, 1, context)
     # What ran fitted the steps of an engine that does not cut prompts, beside all that may decode.
@@ -292,56 +291,6 @@ def _check_cache(report: ServeReport) -> None:
     room = int(report.base.kv_cache_tokens / (asked.input_tokens.mean + share * asked.output_tokens.mean))
     if users > room:
         raise refuse("concurrency", users, f"on a replica are more than its cache holds, about {room}")
-
-
-def _ran(record: Record, model: Model) -> Model:
-    """Return a row's model with room for its requests: what was measured ran, whatever the model states."""
-    longest = math.ceil(record.number("input_tokens") + record.number("output_tokens"))
-    if not model.max_context or model.max_context >= longest:
-        return model
-    record.assume(f"requests of {longest} tokens beyond the {model.max_context} that the model states")
-    return replace(model, max_context=2 * longest)
-
-
-def in_waves(record: Record, base: InferReport) -> ServeReport:
-    """Return the run of a fixed batch that the cache does not hold to its end: who finds no room waits for others."""
-    case = base.case
-    job = replace(case.job, max_sequences=case.profiled.sequences or case.job.batch)
-    report = _all_at_once(record, base, job, case.job.batch * base.plan.dp)
-    record.assume(f"the cache does not hold the batch to its end: up to {_most_running(report)}")
-    return report
-
-
-def queued(record: Record, base: InferReport, count: int) -> ServeReport:
-    """Return the run of a queue of so many requests, all there when it starts: its last steps run few of them.
-
-    As many run at once as the row says, or as the engine takes, where the cache holds them.
-    """
-    stated = -(-record.whole("batch") // base.plan.dp)
-    most = stated or limits_of(base.case.engine.name, base.case.cluster.device).sequences
-    job = replace(
-        base.case.job, max_sequences=most, max_batched_tokens=record.whole("max_num_batched_tokens")
-    )  # fmt: skip
-    report = _all_at_once(record, base, job, min(count, _OF_USERS))
-    record.assume(f"offline: a queue of {count} requests, up to {_most_running(report)}")
-    return report
-
-
-def _all_at_once(record: Record, base: InferReport, job: Serving, count: int) -> ServeReport:
-    """Return the run of so many requests of a fixed batch that come together."""
-    asked = Workload(
-        input_tokens=Length(mean=job.input_tokens), output_tokens=Length(mean=max(job.output_tokens, 1)),
-        arrivals=Arrivals(kind="burst"), count=count, finite=True,
-    )  # fmt: skip
-    case, options = base.case, LoadOptions(serving=ServingOptions(engine=base.case.engine))
-    report = serve(_ran(record, case.model), case.cluster, case.plan, asked, job, options)
-    if not report.requests:
-        raise refuse("batch", case.job.batch, "does not fit with one of its requests")
-    return report
-
-
-def _most_running(report: ServeReport) -> str:
-    return f"{max(trace.most_running for trace in report.traces)} sequences at once on a replica"
 
 
 def predicted(record: Record, report: ServeReport) -> Prediction:
