@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field as member
 from functools import lru_cache
@@ -244,16 +244,17 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return " or ".join(filter(None, (", ".join(close[:-1]), *close[-1:])))
 
 
-def known_name(field: str, word: str, kind: str, names: Mapping[str, Iterable[str]]) -> str:
+def known_name(field: str, word: str, kind: str, names: Mapping[str, Iterable[str]], listed: Sequence[str] = ()) -> str:
     """Return the name that a word is or is another word for; raises `InputError` with near names, then all.
 
-    Case and signs do not count in other words; the name as it stands goes first.
+    Case and signs do not count in other words; the name as it stands goes first. Where there are many, those `listed`
+    stand for all.
 
     >>> known_name("stack", "Torch_Titan", "framework", {"fsdp2": ["torchtitan"], "deepspeed": []})
     'fsdp2'
     """
     if not isinstance(word, str):
-        rule, remedy = f"must be the name of a {kind}", "use one of " + ", ".join(names)
+        rule, remedy = f"must be the name of a {kind}", "use one of " + ", ".join(listed or names)
         raise InputError([Problem(field, plain(word), rule, remedy)])
     if word in names:
         return word
@@ -262,7 +263,7 @@ def known_name(field: str, word: str, kind: str, names: Mapping[str, Iterable[st
         return meant[_letters(word)]
     close = dict.fromkeys(meant[one] for one in near(_letters(word), meant, 3, 0.65))
     hint = f"use {' or '.join(close)}; known are " if close else "use one of "
-    raise InputError([Problem(field, word, f"is not a known {kind}", hint + ", ".join(names))])
+    raise InputError([Problem(field, word, f"is not a known {kind}", hint + ", ".join(listed or names))])
 
 
 def _letters(word: str) -> str:

@@ -265,7 +265,8 @@ def find_engine(word: str) -> Engine:
     (16, 'tensorrt-llm')
     """
     rows = engine_tables()["engines"]
-    row = rows[name := known_name("engine", word, "engine", {one: rows[one].get("also", ()) for one in rows})]
+    also = {one: rows[one].get("also", ()) for one in rows}
+    row = rows[name := known_name("engine", word, "engine", also, _plain())]
     groups = {
         key: group(**{field: _frozen(value) for field, value in row.get(key, {}).items()})
         for key, group in _GROUPS.items()
