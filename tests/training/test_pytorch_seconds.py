@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardwise.cost import Efficiencies, op_seconds, rates_of
-from shardwise.cost._tiles import kind_of
+from shardwise.cost._tiles import BandwidthShares, kind_of
 from shardwise.hardware import Cluster, find_device
 from shardwise.ledger.number import total
 from shardwise.ledger.saved import recomputed_ops
@@ -362,3 +362,12 @@ def test_rotary_embedding_kernel_by_kernel_runs_as_casts_do(stack: str, kind: st
     model = load_model("llama-3.1-8b")
     (op,) = (op for op in block_ops(layout(stack), model.layers[0], model.hidden) if op.name == "rotary")
     assert kind_of(op) == kind
+
+
+def test_norms_in_steps_run_two_thirds_of_their_bytes_as_casts_do() -> None:
+    """24 of the 36 bytes an element are of two types or of broadcast operands; a share that was measured stays."""
+    shares = BandwidthShares((("eager", 0.5, 0.8),))
+    expected = [1 / (2 / 3 / one + 1 / 3) for one in (0.5, 0.8)]
+    assert [shares.share("norm in steps", back) for back in (False, True)] == pytest.approx(expected)
+    assert BandwidthShares((("eager", 0.5, 0.5), ("norm in steps", 0.9, 0.7))).share("norm in steps", True) == 0.7
+    assert BandwidthShares((("permute", 0.5, 0.5),)).share("norm in steps") == 1.0

@@ -109,6 +109,12 @@ _BY_ROLE: dict[str, str] = {name: name for name in ("rotary", "loss", "embedding
 _BY_ROLE |= {"dispatch": "permute", "combine": "permute", "steps": "eager", "scan": "scan"}
 
 
+# What a norm written out in steps moves in kernels of two types or of broadcast operands: its casts (6 and 6 bytes an
+# element of 16 bits), the products with the deviation of a row (8) and with the weight (4), of 36 bytes; the square and
+# its mean are the rest. Source: transformers models/llama/modeling_llama.py LlamaRMSNorm.forward.
+_NORM_CASTS = 24 / 36
+
+
 @dataclass(frozen=True)
 class BandwidthShares:
     """Shares of the streaming rate by kind of operator: (kind, forward, backward); one where a kind is not listed."""
@@ -139,6 +145,9 @@ class BandwidthShares:
         pair = self._pairs.get(kind)
         if pair is None:
             pair = self._pairs.get("other", (1.0, 1.0)) if kind in ("permute", "eager") else (1.0, 1.0)
+            eager = self._pairs.get("eager")
+            if kind == "norm in steps" and eager is not None:
+                pair = (1 / (_NORM_CASTS / eager[0] + 1 - _NORM_CASTS), 1 / (_NORM_CASTS / eager[1] + 1 - _NORM_CASTS))
         return pair[backward]
 
 
