@@ -210,7 +210,8 @@ def test_products_that_widen_weights_start_as_the_tables_of_such_kernels(weights
     starts = (step(mine, weights) - step(plain, weights)) / (4 * 24)
     assert starts == pytest.approx(rows[kind].start_seconds - rows["bf16"].start_seconds, rel=0.15)
     assert step(mine, "bf16") == step(plain, "bf16")
-    assert step(mine, weights, "h100-sxm-80gb") == pytest.approx(step(plain, weights, "h100-sxm-80gb"), rel=0.005)
+    # No table of Hopper has such kernels: what they read and multiply takes longer there, and they start as the others.
+    assert step(mine, weights, "h100-sxm-80gb") == pytest.approx(step(plain, weights, "h100-sxm-80gb"), rel=0.05)
 
 
 @pytest.mark.parametrize(

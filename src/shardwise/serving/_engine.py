@@ -128,6 +128,8 @@ class EngineQuantisation:
     """Whether GEMMs that widen weights themselves cost what the tables of such kernels have."""
     widened_shares: tuple[tuple[str, float], ...] = ()
     """Share of the 16-bit peak at which such kernels multiply, by family of devices."""
+    widened_streams: tuple[tuple[str, float], ...] = ()
+    """Share of what 16-bit GEMMs stream at which they read weights, by family of devices."""
     widened_formats: tuple[tuple[str, str], ...] = ()
     """Formats whose linear layers widen weights in a kernel on devices that have their rate: (format, family)."""
     block_shares: tuple[tuple[str, float], ...] = ()

@@ -94,7 +94,7 @@ def weight_only_rates(case: ServingCase, wide: Rates[X]) -> dict[str, Rates[X]]:
 
 
 def _beside_widening(case: ServingCase, wide: Rates[X], form: WeightFormat) -> Rates[X]:
-    """Return the rates of 16-bit GEMMs, no faster than kernels that widen their weights multiply."""
+    """Return the rates of 16-bit GEMMs, no faster than kernels that widen their weights multiply and read them."""
     device, wanted = case.cluster.device, case.efficiencies
     share = dict(case.engine.quantisation.widened_shares).get(wide.family, 0.0)
     # Of nf4 and of llama.cpp's blocks whole matrices are widened, which 16-bit GEMMs multiply.
@@ -106,7 +106,8 @@ def _beside_widening(case: ServingCase, wide: Rates[X], form: WeightFormat) -> R
         peak = max(peak, device.peak_flops("int8") / 2)
     why = dict(case.engine.sources)["quantisation.widened_shares"]
     slower = leaf("matrix FLOP/s beside widening", share * peak, why, "FLOP/s")
-    return replace(wide, matmul_flops=minimum(wide.matmul_flops, slower))
+    streamed = wide.matmul_bytes * dict(case.engine.quantisation.widened_streams).get(wide.family, 1.0)
+    return replace(wide, matmul_flops=minimum(wide.matmul_flops, slower), matmul_bytes=streamed)
 
 
 def unpacked_weights(case: ServingCase) -> float:
