@@ -26,6 +26,7 @@ from shardwise.search import IntRanges, LoadSpace
 from shardwise.search._load_front import front_of
 from shardwise.search._load_groups import LoadSearch
 from shardwise.search._load_pools import candidates
+from shardwise.search._load_rejected import rejected_of
 from shardwise.search._options import SearchOptions
 from shardwise.search._serving_grid import ServingGrid
 from shardwise.serving import ServingOptions
@@ -93,7 +94,7 @@ def searched() -> int:
     )  # fmt: skip
     list(candidates(found))
     front_of(found)
-    found.rejected(0)
+    rejected_of(found, 0)
     return sum(len(group.plans) + group.short for group in found.groups)
 
 

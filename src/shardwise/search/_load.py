@@ -31,6 +31,7 @@ from shardwise.search._load_groups import (
     LoadSpace,
 )
 from shardwise.search._load_pools import candidates
+from shardwise.search._load_rejected import rejected_of
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import ServingGrid
@@ -68,7 +69,7 @@ class LoadResult(Card):
     @cached_property
     def rejected(self) -> tuple[Rejection, ...]:
         """What the laws and the limits rejected."""
-        return self.search.rejected(self.missed)
+        return rejected_of(self.search, self.missed)
 
     @cached_property
     def least_devices(self) -> int:

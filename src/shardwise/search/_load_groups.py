@@ -1,8 +1,8 @@
-"""The layouts of a search for a deployment under load, answered by the closed form, and what each limit rejects."""
+"""The layouts of a search for a deployment under load, answered by the closed form."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import field
 from functools import cached_property, lru_cache
 from itertools import product
@@ -14,10 +14,8 @@ from shardwise.cost import band_of, family_of
 from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.records import dataclass, replace
-from shardwise.search._empty import empty_rejections, why_empty_serving
 from shardwise.search._load_bounds import SHARES, least, rows_of, stacked, with_users
-from shardwise.search._result import Rejection
-from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, ServingGrid
+from shardwise.search._serving_grid import ServingGrid
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._space import IntRanges
 from shardwise.serving import ServingCase, conditions_of, held_tokens_of, take_rows, tokens_per_step
@@ -39,7 +37,6 @@ from shardwise.serving.load import (
     think_of,
     with_tail,
 )
-from shardwise.units import show_seconds
 
 POOLS = ("aggregated", "disaggregated", "both")
 LOAD_OBJECTIVES = ("devices", "cost", "ttft", "tpot", "e2e")
@@ -49,7 +46,6 @@ REPLICA_DEVICES = IntRanges(ranges=((1, 16), (24, 24), (32, 32), (64, 64)))
 _EMPTY = 1000.0
 # Of fewer layouts than this share of those that are asked together a closed form of their own is quicker.
 _FEW = 0.6
-DEVICES, LOAD, SIMULATED = "devices", "load", "simulated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +153,8 @@ class LoadSearch:
     """Seconds of sending a cache that are known."""
     fewest_known: dict[tuple[int, float], Any] = field(default_factory=dict)
     """Fewest replicas of groups that are known."""
+    likely: dict[Plan, float] = field(default_factory=dict)
+    """The same of layouts, with any batch limits."""
     pairs: list[float] = field(default_factory=list)
     """Devices of pairs of pools that are more than there are, infinite of those that miss a limit."""
 
@@ -252,16 +250,26 @@ class LoadSearch:
             return known
         low, high, kept = self._sought(group, devices)
         part, rows, more = group, np.arange(len(low)), 0.0
+        # As many as with other batch limits are often enough, and one less is not.
+        likely = np.array([self.likely.get(plan, 0) for plan in group.plans], float)
+        turn = 0
         while (sought := kept & (low < high)).any():
             # What is known, or is never enough, is not tried again.
             if not self.workload.arrivals.users and np.count_nonzero(sought) < _FEW * len(rows):
                 rows = np.flatnonzero(sought)
                 part = group.some(rows)
-            at, until = low[rows], high[rows]
-            tried = np.where(sought[rows], np.minimum(at + more, np.floor((at + until) / 2)), until)
+            at, until, near = low[rows], high[rows], likely[rows]
+            tried = np.minimum(at + more, np.floor((at + until) / 2))
+            if turn < 2:
+                near = np.where(until == near, near - 1, near)
+                tried = np.where((at <= near) & (near < until), near, tried)
+            tried, turn = np.where(sought[rows], tried, until), turn + 1
             fine, more = self.keeps(part, tried), 4 * more + 3
             low[rows], high[rows] = np.where(fine, at, np.minimum(tried + 1, until)), np.where(fine, tried, until)
         self.fewest_known[id(group), devices] = replicas = np.where(kept, high, np.inf)
+        self.likely.update(
+            (plan, few) for plan, few in zip(group.plans, replicas.tolist(), strict=True) if few < np.inf
+        )
         return replicas
 
     def _sought(self, group: LoadGroup, devices: float) -> tuple[Any, Any, Any]:
@@ -313,83 +321,6 @@ class LoadSearch:
         )  # fmt: skip
         cluster = part_of(self.cluster, candidate.devices)
         return serve(self.grid.model, cluster, plan, replace(self.workload, count=count), candidate.job, options)
-
-    def rejected(self, missed: int) -> tuple[Rejection, ...]:
-        """Return the laws and limits with the layouts that fell to each, and what would do."""
-        if not self.kinds and not self.grid.layouts.rejected:
-            return empty_rejections(why_empty_serving(self.grid))
-        many = len(self.groups) // max(len(self.grid.setups), 1)
-        rows = [
-            Rejection(name=law, title=TITLES.get(law, law), count=len(fell) * many * len(self.grid.setups),
-                      remedy=str(self.grid.layouts.problem(int(fell[0]))))
-            for law, fell in self.grid.layouts.rejected.items()
-        ]  # fmt: skip
-        rows += [
-            Rejection(name=FORMATS, title=TITLES[FORMATS], count=len(self.kinds) * many, remedy=str(why))
-            for _, why in self.grid.unusable
-        ]
-        if others := self.grid.unlaunched():
-            count, remedy = sum(count for count, _ in others) * many, str(others[0][1])
-            rows.append(Rejection(name=LAUNCH, title=TITLES[LAUNCH], count=count, remedy=remedy))
-        short = sum(group.short for group in self.groups)
-        if short:
-            rows.append(Rejection(
-                name=MEMORY, title="the longest request does not fit", count=short,
-                remedy="use more devices a replica (--tp), or a narrower --weights or --kv-cache",
-            ))  # fmt: skip
-        return (*rows, *self._by_limit(), *self._by_devices(missed))
-
-    def _floors(self, group: LoadGroup, limit: Limit) -> Any:
-        """Return what a limit is compared with on an empty replica of each layout, for the chance that was asked."""
-        return least(group.empty, group.empty, limit) * self.margin(group.case, limit)
-
-    def _by_limit(self) -> Iterator[Rejection]:
-        """Yield the limits that even an empty replica misses."""
-        for limit in self.options.limits:
-            floors = [self._floors(group, limit) for group in self.groups if group.form]
-            every = np.concatenate(floors) if floors else np.zeros(0)
-            slow = every[every > limit.seconds]
-            if slow.size:
-                name, metric = f"{limit.quantile}_{limit.metric}", limit.metric.upper()
-                chance = " with the chance that is asked" if self.options.risk else ""
-                quickest = show_seconds(float(slow.min())) if np.isfinite(slow.min()) else "more than numbers hold"
-                remedy = f"the quickest of these takes {quickest}{chance}"
-                if slow.size < every.size:
-                    remedy += f", of all layouts {show_seconds(float(every.min()))}"
-                yield Rejection(name=name, title=f"an empty replica misses {limit.quantile} {metric}",
-                                count=int(slow.size), remedy=remedy)  # fmt: skip
-
-    def _by_devices(self, missed: int) -> Iterator[Rejection]:
-        """Yield the layouts that need more devices than there are, that no number helps, that simulation refused."""
-        have, some, never = self.cluster.num_devices, False, 0
-        forms = [g for g in self.groups if g.form is not None and self.space.pools != "disaggregated"]
-        needed = [one for one in self.pairs if np.isfinite(one)]
-        never += len(self.pairs) - len(needed)
-        beyond = []
-        for group in forms:
-            few, ever = np.isfinite(self.fewest(group, have)), self.ever(group)
-            kept = np.all([self._floors(group, one) <= one.seconds for one in self.options.limits], axis=0)
-            some |= bool(few.any())
-            never += int(np.count_nonzero(~ever & kept))
-            beyond.append((group, ever & ~few))
-        if many := len(needed) + sum(int(np.count_nonzero(more)) for _, more in beyond):
-            say = "others need fewer"
-            if not some:
-                for group, more in beyond:
-                    needed += (self.fewest(group, np.inf) * group.devices)[more].tolist()
-                say = f"use {min(needed):,.0f} devices"
-            title = f"more than {have:,} devices are needed"
-            yield Rejection(name=DEVICES, title=title, count=many, remedy=say)
-        limits = bool(self.options.limits)
-        if never:
-            title = f"no number of replicas {'keeps the limits' if limits else 'carries the load'}"
-            less = "fewer users" if self.workload.arrivals.users else "a slower rate"
-            say = f"ask for fewer tokens{f', {less} or later limits' if limits else f' or {less}'}"
-            yield Rejection(name=LOAD, title=title, count=never, remedy=say)
-        if missed:
-            title = f"{'a limit is missed' if limits else 'the queue grows'} in the simulation"
-            say = "more replicas were tried in turn"
-            yield Rejection(name=SIMULATED, title=title, count=missed, remedy=say)
 
 
 @lru_cache(maxsize=2)
