@@ -33,7 +33,7 @@ from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._waves import waves_lines, waves_of
 from shardwise.errors import InputError, check_finite
 from shardwise.records import dataclass, replace
-from shardwise.serving import InferReport, ServingOptions, StageBytes, StepCost, infer, time_tree
+from shardwise.serving import InferReport, ServingOptions, StageBytes, StepCost, infer, overstates, time_tree
 from shardwise.units import show_bytes, show_count, show_seconds, show_usd, significant
 
 if TYPE_CHECKING:
@@ -190,15 +190,19 @@ def infer_changes(report: InferReport) -> tuple[ServingChange, ...]:
         options.append(("max_sequences", job.batch, {}, {"max_sequences": job.batch}))
     if not report.case.step_tokens:
         options.append(("max_batched_tokens", 8192, {}, {"max_batched_tokens": 8192}))
+    # The largest cache that fits costs nothing: to whole MiB, as what is left is known to no more than that.
+    left = int(report.kv_cache_budget_bytes_per_gpu // 2**20)
+    if left and overstates(report.case, left * 2**20):
+        options.append(("kv_cache_memory", f"{left}MiB", {}, {"kv_cache_memory": left * 2.0**20}))
     changes = [_change(report, field, value, (p, j)) for field, value, p, j in options]
     kept = [c for c in changes if c is not None]
-    # Fewer requests at once are another question: last of those that fit.
-    return tuple(
-        sorted(
-            kept,
-            key=lambda c: (not c.fits, c.fits and c.field == "batch", c.tpot_seconds if c.fits else c.short_by_bytes),
-        )
-    )
+    return tuple(sorted(kept, key=_order))
+
+
+def _order(change: ServingChange) -> tuple[bool, int, float]:
+    """Return what changes are sorted by: those that fit first, fewer requests, which are another question, last."""
+    rank = {"kv_cache_memory": 0, "batch": 2}.get(change.field, 1)
+    return not change.fits, rank if change.fits else 0, change.tpot_seconds if change.fits else change.short_by_bytes
 
 
 def _change(
@@ -339,6 +343,8 @@ def _speed(page: Page, report: InferReport) -> None:
     room = f"{show_count(report.kv_cache_tokens)} tokens of cache a replica"
     full = f"{room}: a batch of {report.max_concurrency:,} such requests"
     none = "none for cache: weights and working memory fill the budget"
+    if overstates(report.case, report.kv_cache_budget_bytes_per_gpu):
+        none = f"none: {report.case.engine.title} would not start"
     if not report.job.use_kv_cache:
         full = none = f"no cache: a batch of {report.max_concurrency:,} such requests"
     page.label("ROOM", full if report.kv_cache_tokens else none)
@@ -358,7 +364,10 @@ def _memory(page: Page, report: InferReport) -> None:
 
 
 def _memory_lines(page: Page, word: str, report: InferReport, memory: StageBytes[float]) -> None:
-    segments = [Segment(_MEMORY[n][0], float(getattr(memory, n)), *_MEMORY[n][1:]) for n in _MEMORY]
+    names = {name: word for name, (word, *_) in _MEMORY.items()}
+    if overstates(report.case, float(memory.cache_budget)):
+        names["kv_cache"] = "KV cache as stated"
+    segments = [Segment(names[n], float(getattr(memory, n)), *_MEMORY[n][1:]) for n in _MEMORY]
     free = max(0.0, memory.limit - memory.needed)
     shown = show_bytes(memory.needed)
     scale = max(memory.needed, memory.limit)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardwise.answers._described import rate_text
 from shardwise.answers._energy import Energy, energy_lines
 from shardwise.answers._page import FULL, Page, Segment, command_lines, show_chance
+from shardwise.serving import overstated
 from shardwise.serving.load import PERCENTILES, ServeReport, around
 from shardwise.units import counted, show_bytes, show_seconds, show_usd
 
@@ -65,11 +66,13 @@ def _verdict(report: ServeReport, page: Page) -> None:
         base = report.base if report.prefill is None or not report.base.fits else report.prefill.base
         page.label("NO FIT", where, "bold red", "bold")
         tokens, room = base.job.total_tokens, base.kv_cache_tokens
-        if room:
+        if over := overstated(base.case, base.kv_cache_budget_bytes_per_gpu):
+            page.note(*over)
+        elif room:
             page.note(f"one request of {tokens:,} tokens is longer than the cache, which holds {room:,}")
         else:
             page.note("weights and working memory leave no room for a cache")
-        page.note(f"{show_bytes(base.short_by_bytes)} short of memory for that request")
+        page.note(f"{show_bytes(base.short_by_bytes)} short of memory for that {'cache' if over else 'request'}")
         if base is report.base:
             from shardwise.answers._infer import nearest_change
 

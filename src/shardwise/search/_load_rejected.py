@@ -37,10 +37,9 @@ def rejected_of(search: LoadSearch, missed: int) -> tuple[Rejection, ...]:
         rows.append(Rejection(name=LAUNCH, title=TITLES[LAUNCH], count=count, remedy=remedy))
     short = sum(group.short for group in search.groups)
     if short:
-        rows.append(Rejection(
-            name=MEMORY, title="the longest request does not fit", count=short,
-            remedy="use more devices a replica (--tp), or a narrower --weights or --kv-cache",
-        ))  # fmt: skip
+        remedy = "use more devices a replica (--tp), or a narrower --weights or --kv-cache"
+        remedy += ", or less --kv-cache-memory" * any(group.job.kv_cache_memory for group in search.groups)
+        rows.append(Rejection(name=MEMORY, title="the longest request does not fit", count=short, remedy=remedy))
     return (*rows, *_by_limit(search), *_by_devices(search, missed))
 
 

@@ -121,7 +121,7 @@ def _replica_numbers(case: ServingCase, sizes: ServingSizes[Any], risk: float) -
     short = largest([m.kv_cache - m.cache_budget for m in e.memory])
     # Weights and working memory that measure more than predicted: `InferReport.chance_to_fit` is the risk.
     more = max(1.0, beside_cache_band(case, e.family).at(risk))
-    at_risk = largest([short, *(m.kv_cache + more * m.beside_cache - m.limit for m in e.on_devices)])
+    at_risk = largest([short, *(more * m.beside_cache - m.most_beside for m in e.on_devices)])
     seconds = (e.prefill.seconds, e.decode.seconds, e.request_seconds, *request_seconds(case, e), short, at_risk)
     return dict(zip((f.name for f in fields(ReplicaColumns)), seconds, strict=True))
 

@@ -24,6 +24,7 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._ledger import StepLedger
 from shardwise.serving._memory import StageBytes, blocks_of, caches_of, pool_token_bytes, reserved_cache
 from shardwise.serving._sizes import PipelineStage, ServingSizes, sizes_of, take_rows
+from shardwise.serving._stated_cache import overstates
 
 _MOST = 2**40
 _PATIENCE = 4  # steps on one side before an interval is halved
@@ -183,7 +184,8 @@ def _room_of(
     memory: Sequence[StageBytes[float]],
     caches: tuple[tuple[SequenceCache[float], ...], ...],
 ) -> _CacheRoom:
-    budgets = [max(0.0, m.cache_budget) for m in memory]
+    starts = not any(overstates(case, m.cache_budget) for m in memory)
+    budgets = [max(0.0, m.cache_budget) * starts for m in memory]
     pages = [_pages(case, stage, caches) for stage in stages]
     block = case.engine.memory.block_tokens
     return _CacheRoom(case=case, block=block, stages=stages, caches=caches, budgets=budgets, pages=pages)

@@ -249,7 +249,9 @@ def _stated(case: ServingCase) -> list[str]:
         "free": f"cache within {share} of what weights and activations leave",
     }
     title = case.cluster.device.built(engine.title)
-    notes = [f"engine {engine.name}: {title}", f"memory budget: {spelled[engine.memory.budget]}"]
+    stated = f"{show_bytes(job.kv_cache_memory)} of cache as stated, whatever share of the memory that is"
+    budget = stated if job.kv_cache_memory else spelled[engine.memory.budget]
+    notes = [f"engine {engine.name}: {title}", f"memory budget: {budget}"]
     if case.model.family in engine.formats.lacks:
         notes.append(
             f"{title} has no class for {case.model.family} models: figures are those of its kernels, were there one"
@@ -301,15 +303,6 @@ def _idle_words(case: ServingCase) -> list[str]:
         ("language_model_only", job.language_model_only and not model.tower_parameters, f"{model.name} has no towers"),
     )
     return [f"{name}: no effect, {why}" for name, changes_nothing, why in idle if changes_nothing]
-
-
-def clipped_cache(case: ServingCase, budget: float) -> tuple[str, ...]:
-    """Return that stated bytes of the cache are more than the rest leaves, with which an engine does not start."""
-    stated = case.job.kv_cache_memory
-    if case.job.max_total_tokens or not budget < stated * (1 - 1e-9):
-        return ()
-    left = show_bytes(max(budget, 0.0))
-    return (f"kv_cache_memory {show_bytes(stated)}: {left} are left for it, and {case.engine.title} would not start",)
 
 
 def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:

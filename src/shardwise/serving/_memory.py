@@ -46,13 +46,15 @@ from shardwise.serving._ledger import (
     weight_bytes,
 )
 from shardwise.serving._sizes import PipelineStage, ServingSizes, server_ranks
+from shardwise.serving._stated_cache import allocated_cache, most_beside, stated_budget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageBytes(Generic[X]):
     """Bytes of one stage on one rank; `cache_budget` is what the engine's memory fraction leaves for the cache.
 
-    `tables` are the bytes of tables of embeddings that the host keeps, beside the weights.
+    `tables` are the bytes of tables of embeddings that the host keeps, beside the weights. `most_beside` is what bytes
+    beside the cache may come to before the stage does not fit.
     """
 
     weights: X
@@ -65,6 +67,7 @@ class StageBytes(Generic[X]):
     graphs: X
     needed: X
     cache_budget: X
+    most_beside: X
 
     @property
     def working(self) -> X:
@@ -137,20 +140,6 @@ def budget_bytes(case: ServingCase, share: X, weights: X, working: X, other_byte
     free = memory - weights - working - other_bytes
     # A share of what is left; of a shortage all of it is short, so that the limit stays the device's memory.
     return minimum(share * free, free)
-
-
-def stated_budget(case: ServingCase, budget: X, taken_bytes: X, token_bytes: X) -> X:
-    """Return the bytes of the cache where a job states them, or the most tokens that it may have.
-
-    Stated bytes are in place of a share of the memory, but no more than what the rest leaves of it
-    (github.com/vllm-project/vllm v0.33.0 vllm/v1/worker/gpu_worker.py, kv_cache_memory_bytes); tokens bound what that
-    share leaves (github.com/sgl-project/sglang 0.5.23 python/sglang/srt/mem_cache/kv_cache_configurator.py).
-    """
-    job = case.job
-    if job.kv_cache_memory:
-        left = leaf("usable memory", case.cluster.device.usable_memory_bytes, "device", "bytes") - taken_bytes
-        budget = minimum(left, 0 * left + job.kv_cache_memory)
-    return minimum(budget, job.max_total_tokens * token_bytes) if job.max_total_tokens else budget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -373,6 +362,12 @@ def stage_bytes(
     graphs = captured_bytes(case, sequences)
     largest = largest + graphs
     budget = budget_bytes(case, memory_share(case, sizes), weights, working, largest)
+    beside_cache = largest + weights + working
+    budget = named(
+        stated_budget(case, budget, beside_cache, pool_token_bytes(case, caches, stage)),
+        "budget of the cache",
+    )
+    cache = allocated_cache(case, cache, beside_cache)
     needed = above(layers + stage.embeds + stage.ends, 0, weights + cache + working + largest, zero)
     return StageBytes(
         weights=weights,
@@ -384,8 +379,6 @@ def stage_bytes(
         communicators=communicators,
         graphs=graphs,
         needed=named(needed, "memory of the stage"),
-        cache_budget=named(
-            stated_budget(case, budget, largest + weights + working, pool_token_bytes(case, caches, stage)),
-            "budget of the cache",
-        ),
+        cache_budget=budget,
+        most_beside=most_beside(case, needed - cache + budget, cache),
     )

@@ -17,10 +17,11 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, evaluate, request_seconds
 from shardwise.serving._cache import keeps_states
 from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of, held_tokens, most_requests, state_blocks
-from shardwise.serving._case import ServingCase, ServingQuestion, clipped_cache, complete
+from shardwise.serving._case import ServingCase, ServingQuestion, complete
 from shardwise.serving._engine import ServingOptions
 from shardwise.serving._memory import StageBytes, memory_share
 from shardwise.serving._sizes import sizes_of
+from shardwise.serving._stated_cache import overstated, states_bytes
 from shardwise.serving._step import StepCost
 from shardwise.units import show_bytes, show_seconds
 
@@ -107,8 +108,8 @@ class InferReport(Card):
         used = self.kv_cache_bytes_per_gpu
         if not used or not self.kv_cache_budget_bytes_per_gpu:
             return float(self.fits)
-        tight = min(self.on_devices, key=lambda m: m.cache_budget - m.kv_cache)
-        room = (tight.limit - tight.kv_cache) / tight.beside_cache
+        tight = min(self.on_devices, key=lambda m: m.most_beside - m.beside_cache)
+        room = tight.most_beside / tight.beside_cache
         return beside_cache_band(self.case, self.evaluation.family).chance(room) if room > 0 else 0.0
 
     @property
@@ -298,7 +299,7 @@ class InferReport(Card):
         for name in ("ttft_seconds", "tpot_seconds", "request_seconds"):
             value, band = getattr(self, name), band_of(name, known)
             intervals[name] = value * band.low, value * band.typical, value * band.high
-        if self.kv_cache_tokens:
+        if self.kv_cache_tokens and not states_bytes(self.job):
             band = beside_cache_band(self.case, self.evaluation.family)
             low, typical, high = map(self._cache_tokens_where, (band.high, band.typical, band.low))
             intervals["kv_cache_tokens"] = low, typical, high
@@ -393,6 +394,6 @@ def infer(
     check_finite({"request_seconds": report.request_seconds, "weights_bytes_per_gpu": report.weights_bytes_per_gpu})
     if 0 < (most := report.most_started) < (asked := case.profiled.sequences):
         notes += (f"{case.engine.title} needs --max-sequences {most}: {asked:,} are more than its blocks of states",)
-    notes += clipped_cache(case, report.kv_cache_budget_bytes_per_gpu)
+    notes += overstated(case, report.kv_cache_budget_bytes_per_gpu)
     notes_of = (*model.assumptions, *cluster.assumptions, *notes, *evaluation.notes)
     return replace(report, assumptions=tuple(dict.fromkeys(notes_of)))
