@@ -174,6 +174,19 @@ def test_logits_that_a_loss_turns_in_place_are_one_tensor_for_each_predicted_tok
     assert with_mtp.parts.loss.transient_bytes == without.parts.loss.transient_bytes
 
 
+def test_layers_of_predicted_tokens_run_again_where_all_layers_do() -> None:
+    """Megatron checkpoints them whole, none under a count of layers; stacks of PyTorch and of XLA have them kept."""
+    kept = {}
+    for name, stack, layers in (("all", "megatron", 0), ("some", "megatron", 2), ("xla", "xla", 0)):
+        layout: dict[str, Any] = {"tp": 8, "pp": 4, "ep": 8, "stage_layers": (16, 15, 15, 15)}
+        plan = Plan(**layout, recompute="full", recompute_layers=layers)
+        found = evaluated(plan, model=DEEPSEEK, stack=stack).parts.head
+        kept[name] = found.kept_bytes, found.replay
+    assert kept["all"][0] < 0.5 * kept["some"][0]
+    assert kept["all"][1] > 0
+    assert kept["some"][1] == kept["xla"][1] == 0
+
+
 def test_modules_recompute_the_blocks_they_name() -> None:
     """Module mlp runs dense feed-forwards again, moe those of experts; the other block keeps all it kept."""
     plan = Plan(tp=8, pp=4, ep=8, stage_layers=(16, 15, 15, 15))

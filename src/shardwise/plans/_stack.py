@@ -27,10 +27,7 @@ Dispatch: TypeAlias = Literal["all-to-all", "all-gather", "deduplicated", "deepe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
-    """One framework in one version: what its operators save, which buffers it holds and what it overlaps.
-
-    Each field is a key of stacks.toml.
-    """
+    """One framework in one version; each field is a key of stacks.toml."""
 
     name: str
     title: str
@@ -120,6 +117,8 @@ class Stack:
     """What no gradient reads is not run again, as compilers see."""
     checkpoint_halves: bool
     """Full recompute is of attention and of the feed-forward, each a unit of its own."""
+    checkpoint_predictions: bool
+    """Layers of multi-token prediction run again as the model's do, where all of these do."""
     recompute_steps: tuple[tuple[str, ...], ...]
     """Modules that its recipes recompute before whole layers, the least first; none without recipes."""
     saves_quantised: bool

@@ -20,6 +20,9 @@ from shardwise.records import dataclass, replace
 from shardwise.training._blocks import HALVES, checkpoints
 from shardwise.training._stages import LayerKind
 
+PREDICTING = ("mtp", "extras", "norm1", "attention", "ssm", "norm2", "mlp")
+"""Regions of a layer that predicts further tokens."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartLedger(Generic[X]):
@@ -59,6 +62,19 @@ def units_of(stack: Stack, plan: Plan, kind: LayerKind) -> tuple[Checkpoint, ...
         return ()
     whole = plan.recompute == "full" and stack.checkpoint_halves
     return HALVES if whole else checkpoints(plan.recompute, modules_of(plan, kind.block))
+
+
+def prediction_units(stack: Stack, model: Model, plan: Plan, kinds: tuple[LayerKind, ...]) -> tuple[Checkpoint, ...]:
+    """Return the units of layers of multi-token prediction, which stand beside the final norm and the head.
+
+    Megatron-LM core/transformer/multi_token_prediction.py: under full recompute a layer runs again with its projection,
+    and none does where a count of layers is asked for.
+    """
+    if not (model.mtp and stack.checkpoint_predictions and all(kind.recomputed for kind in kinds)):
+        return ()
+    if plan.recompute == "full":
+        return (Checkpoint(PREDICTING),)
+    return checkpoints(plan.recompute, modules_of(plan, model.mtp[0]))
 
 
 def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[Op[X], ...]:
@@ -179,7 +195,7 @@ def ledger_of(
             for i, kind in enumerate(kinds)
         ),
         embedding=PartLedger(label="embedding", ops=known["embedding",]),
-        head=PartLedger(label="head", ops=known["head",]),
+        head=PartLedger(label="head", ops=known["head",], units=prediction_units(y.stack, model, plan, kinds)),
         loss=PartLedger(label="loss", ops=known["loss",]),
     )
 
