@@ -166,7 +166,7 @@ class Roofline(PlainValues):
         return seconds_of
 
 
-# Which limit each rate is, and which records hold rates of their own.
+# Which limit each rate is, and which records hold rates of their own. Rows/s of blocks of threads are starts, 0 for none.
 _PRODUCTS: dict[str, Bound] = {
     "matmul_flops": "compute",
     "matmul_bytes": "memory",
@@ -179,7 +179,7 @@ LIMITS: dict[type, dict[str, Bound]] = {
         **_PRODUCTS,
         **dict.fromkeys(("attention_forward_flops", "attention_backward_flops"), "compute"),
         **dict.fromkeys(("grouped_flops", "vector_flops"), "compute"),
-        **dict.fromkeys(("attention_start", "grouped_start", "memory_start", "launch"), "start"),
+        **dict.fromkeys(("attention_start", "grouped_start", "memory_start", "launch", "row_rate"), "start"),
         **dict.fromkeys(("memory_bytes", "cached_rate"), "memory"),
     },
     EngineCostModel: {"peak": "compute", "narrow_peak": "compute", "experts_peak": "compute", "bandwidth": "memory"},
