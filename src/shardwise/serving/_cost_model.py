@@ -239,7 +239,7 @@ def _multiplied(costs: EngineCostModel[X], op: Op[X], rates: Rates[X]) -> X:
         large = large + above(op.rows, costs.engine.quantisation.dequantise_above_rows, casts, 0 * large)
     if costs.engine.quantisation.dequantise_above_rows and op.weights:
         large = large + above(op.rows, costs.engine.quantisation.dequantise_above_rows, expanded(costs, op), 0 * large)
-    if rates is costs.rates and re.fullmatch(costs.kernels.library_roles, op.role):
+    if re.fullmatch(costs.kernels.library_roles[rates is not costs.rates], op.role):
         return large
     return above(op.rows, costs.kernels.thin_rows, large, minimum(large, small + rates.matmul_start))
 

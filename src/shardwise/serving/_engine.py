@@ -60,8 +60,9 @@ class EngineOperators:
     shared_beside: tuple[tuple[str, int], ...] = ()
     """Models whose shared experts run beside the routed ones in captured steps of up to so many tokens (a pattern of
     family of devices and of models, the first that matches)."""
-    library_products: tuple[tuple[str, str], ...] = ()
-    """16-bit products of few rows that run in no kernel but the measured library's: (family of devices, roles)."""
+    library_products: tuple[tuple[str, str, str], ...] = ()
+    """GEMMs of few rows that run in no kernel but the one of the tables: (a pattern of family of devices, format of the
+    weights and family of models, roles of those in 16 bits, roles of those in fewer), the first that matches."""
     router_kernels: tuple[tuple[str, str], ...] = ()
     """Routers of few tokens in a kernel of their own: (device family, model, experts and width, [router_kernels])."""
     all_reduce_as: tuple[tuple[str, str], ...] = ()

@@ -61,8 +61,8 @@ class EngineKernels:
     """Rate of a core in GEMMs of few rows (0: only the memory bounds them)."""
     thin_rows: float
     """Rows up to which GEMMs may run in a kernel that spreads over all cores whatever their shape."""
-    library_roles: str
-    """Roles of 16-bit GEMMs (a pattern) that never do."""
+    library_roles: tuple[str, str]
+    """Roles of GEMMs in 16 bits, and of those in fewer (patterns), that never do."""
     cached_rate: float
     """How much faster than memory the activations of a piece of a prompt pass where the last cache holds them."""
     sources: tuple[str, ...]
@@ -105,14 +105,18 @@ def thin_rows(family: str, untuned: bool = False) -> float:
     return float(rows["any"] if untuned else rows.get(family, rows["any"]))
 
 
-def runs_thin(engine: str, family: str, products: str, model: str) -> bool:
-    """Return whether an engine has such a kernel for products of a kind, of a family of models on one of devices.
+def library_roles(engine: Engine, words: str) -> tuple[str, str]:
+    """Return the roles of GEMMs of 16 bits and of fewer for which an engine has no such kernel, empty patterns for none.
 
-    >>> [runs_thin("sglang", "hopper", "fp8-block", model) for model in ("deepseek_v3", "qwen3_moe")]
-    [True, False]
+    `words` are the family of devices, the format of the weights and the family of models.
+
+    >>> from shardwise.serving import find_engine
+    >>> sglang = find_engine("sglang")
+    >>> [library_roles(sglang, f"hopper fp8-block {model}") for model in ("deepseek_v3", "qwen3_moe")]
+    [('.*', ''), ('.*', '.*')]
     """
-    without: str = engine_tables()["measured"]["no_thin_rows"]["products"]
-    return re.fullmatch(without, f"{engine} {family} {products} {model}") is None
+    rows = engine.operators.library_products
+    return next(((wide, narrow) for at, wide, narrow in rows if re.fullmatch(at, words)), ("", ""))
 
 
 _WASTE = (
@@ -183,9 +187,8 @@ def kernels_of(
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.attention.bytes_per_second_per_core
         or _core_rate("own_heads", device, family, engine.attention.shared_query_heads > 1 and not imposed.ideal),
-        thin_rows=runs_thin(engine.kernels, family, products, model)
-        * thin_rows(family, device.chip in dict(engine.operators.library_shares)),
-        library_roles=next((roles for at, roles in engine.operators.library_products if re.fullmatch(at, family)), ""),
+        thin_rows=thin_rows(family, device.chip in dict(engine.operators.library_shares)),
+        library_roles=library_roles(engine, f"{family} {products} {model}"),
         cached_rate=float(engine_tables()["measured"]["cached_rate"].get(family, 1.0)),
         thin_bytes_per_second=_core_rate(
             "thin_products", device, family, engine.operators.gemv_bound_by_cores and not imposed.ideal
