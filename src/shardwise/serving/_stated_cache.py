@@ -41,16 +41,15 @@ def allocated_cache(case: ServingCase, cache: X, beside_cache: X) -> X:
     if not states_bytes(case.job):
         return cache
     stated = named(0 * cache + case.job.kv_cache_memory, "KV cache as stated")
-    return above(
-        (1 - _ROUNDED) * case.job.kv_cache_memory, left_bytes(case, beside_cache), maximum(cache, stated), cache
-    )
+    least = 0 * cache + (1 - _ROUNDED) * case.job.kv_cache_memory
+    return above(least, left_bytes(case, beside_cache), maximum(cache, stated), cache)
 
 
 def most_beside(case: ServingCase, limit: X, cache: X) -> X:
     """Return what bytes beside a batch's `cache` may come to at most, under a `limit` of both."""
     if not states_bytes(case.job):
         return limit - cache
-    return case.cluster.device.usable_memory_bytes - maximum(cache, 0 * cache + case.job.kv_cache_memory)
+    return left_bytes(case, maximum(cache, 0 * cache + case.job.kv_cache_memory))
 
 
 def overstates(case: ServingCase, budget: float) -> bool:
