@@ -29,6 +29,7 @@ from shardwise.measured import (
     Record,
     TrainingRows,
     Validation,
+    engine_table,
     matches,
     refuse,
     validate,
@@ -128,7 +129,7 @@ class Published(Context):
 
     documented: Sequence[Entry] = DOCUMENTED
     frameworks = joined(read("frameworks.toml"), known("frameworks.toml"))
-    engines = joined(read("engines.toml"), known("engines.toml"))
+    engines = joined(read("engines.toml"), engine_table())
 
     def _find_model(self, key: str) -> Model:
         """Return the model of a key: the catalogue's, where the file beside the rows has not read the model's own."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from shardwise.answers._inputs import Inputs
 from shardwise.errors import InputError
 from shardwise.formats import Launched
@@ -16,7 +14,7 @@ def with_release(server: Launched, inputs: Inputs) -> Launched:
     stated, engine = server.release, str(server.values.get("engine", ""))
     if not stated or not engine or "engine" in inputs.values:
         return server
-    from shardwise.measured import engine_of_release
+    from shardwise.serving import engine_of_release
 
     runs, lost = engine_of_release(engine, stated, _device(inputs))
     read = f"flags are read as those of {server.version}"
@@ -26,9 +24,6 @@ def with_release(server: Launched, inputs: Inputs) -> Launched:
         notes = []
     notes += [f"engine {runs}: what {engine} is launched with ({word}) is not taken" for word in lost]
     return replace(server, values={**server.values, "engine": runs}, assumed=(*server.assumed, *notes))
-
-
-_NAMED = re.compile(r"(.+?)[-=@: ]+v?(\d+\.\d+(?:\.\d+)*\w*)")
 
 
 def name_releases(inputs: Inputs) -> None:
@@ -42,19 +37,16 @@ def name_releases(inputs: Inputs) -> None:
 
 def _covering(word: str, inputs: Inputs) -> str:
     """Return the engine that covers a release, the word itself where it names none or is an engine's own name."""
-    from shardwise.serving import engine_names, find_engine
-
-    match = _NAMED.fullmatch(word.strip().lower())
-    if match is None or word in engine_names():
-        return word
-    from shardwise.measured import engine_of_release
+    from shardwise.serving import engine_on
 
     try:
-        runs, _ = engine_of_release(find_engine(match[1]).name, match[2], _device(inputs))
+        engine = engine_on(word, _device(inputs))
     except InputError:
         return word  # which is told where the engine is looked up
-    inputs.notes.append(f"engine {runs}: its entry covers {find_engine(match[1]).title} {match[2]}")
-    return runs
+    if not engine.asked_as:
+        return word
+    inputs.notes.append(f"engine {engine.name}: its entry covers {engine.asked_as}")
+    return engine.name
 
 
 def _device(inputs: Inputs) -> Device | None:

@@ -22,11 +22,11 @@ from shardwise.measured._comparison import (
     summary,
 )
 from shardwise.measured._context import Context, cluster_of
-from shardwise.measured._frameworks import framework_of, frameworks, matches
+from shardwise.measured._frameworks import engine_table, framework_of, frameworks, matches
 from shardwise.measured._inference import InferenceRows
+from shardwise.measured._launches import cells_of_engine
 from shardwise.measured._load import engine_as_noted, workload_of
 from shardwise.measured._record import Record, read, refuse, rules, words
-from shardwise.measured._releases import cells_of_engine, engine_of_release
 from shardwise.measured._run import (
     INFERENCE,
     KINDS,

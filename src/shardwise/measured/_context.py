@@ -13,6 +13,7 @@ from typing import Any
 from shardwise.errors import InputError, Known, Problem
 from shardwise.files import read_csv_text, read_json
 from shardwise.hardware import Cluster, Device, Fact, Lookup, build_cluster, device_names, find_device
+from shardwise.measured._frameworks import engine_table
 from shardwise.measured._record import Record, network_words, read
 from shardwise.models import Model, find_model, load_model, model_from_config, namesake, unwrap
 from shardwise.records import replace
@@ -55,7 +56,7 @@ class Context:
     """
 
     frameworks: Mapping[str, Any] = read("frameworks.toml")
-    engines: Mapping[str, Any] = read("engines.toml")
+    engines: Mapping[str, Any] = engine_table()
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

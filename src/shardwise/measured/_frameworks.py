@@ -6,7 +6,7 @@ Functions take the table that they read, so that a table with more entries is re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +15,7 @@ from shardwise.hardware import Device
 from shardwise.measured._record import Record, read, refuse
 from shardwise.plans import Stack, find_stack
 from shardwise.records import dataclass, replace
-from shardwise.serving import find_engine
+from shardwise.serving import STATED, find_engine, release_table, released
 
 Table: TypeAlias = Mapping[str, Any]
 
@@ -143,10 +143,13 @@ def offload_bytes_per_second(table: Table) -> float:
     return float(table["recompute_recipe"]["offload_bytes_per_second"])
 
 
-NOTED = ("sampler", "experts", "launch", "core", "prefix_cache", "sparse_attention", "block_gemms")
-"""Facts of a server that notes of rows state, each of which may tell an engine."""
 FIXED = ("static", "single_stream")
 """Modes of files in which a batch starts and ends together."""
+
+
+def engine_table() -> Table:
+    """Return what is known of engines in files of measurements: their words, and which entry runs which release."""
+    return {**read("engines.toml"), **release_table()}
 
 
 def engine_of(table: Table, record: Record, device: Device) -> str:
@@ -166,57 +169,13 @@ def engine_of(table: Table, record: Record, device: Device) -> str:
             raise refuse("engine", word, f"is another one on {device.name}: {row['says']}")
     mode = "" if version else record.text("serving_mode")
     conditions = {"device": device.name, "vendor": device.vendor}
-    conditions |= {name: record.notes.get(name, "") for name in NOTED}
+    conditions |= {name: record.notes.get(name, "") for name in STATED}
     for row in released(table, engine, conditions, version, mode):
         if "says" in row:
             stated = version or "of a version that is not stated"
             record.assume(f"{find_engine(engine).title} {stated}: {row['says']}")
         return str(row["runs"])
     return engine
-
-
-def released(
-    table: Table, engine: str, facts: Mapping[str, str], version: str, mode: str = ""
-) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries of the table of releases that hold for an engine, of which the first counts."""
-    yield from (row for row in table["release"] if row["engine"] == engine and _holds(row, facts, version, mode))
-
-
-def _holds(row: Mapping[str, Any], facts: Mapping[str, str], version: str, mode: str) -> bool:
-    """Return whether an entry of the table of releases holds for a row: for its release, its month, or its mode."""
-    if any(row[name] != value for name, value in facts.items() if name in row):
-        return False
-    if "below" not in row and "unstated" not in row:
-        return True
-    if not version:
-        return mode in row.get("unstated", ()) and not re.fullmatch(row.get("not_on", ""), facts["device"])
-    stated, month = release(version), month_of(version)
-    return () < stated < release(row.get("below", "")) or "" < month < row.get("before", "")
-
-
-def release(version: str) -> tuple[int, ...]:
-    """Return the numbers of an engine's release, of an image of it too; empty where the text holds none.
-
-    >>> release("0.6.1"), release("rocm6.3.1_py3.12_vllm_0.6.6"), release("dynamo-0.8.1")
-    ((0, 6, 1), (0, 6, 6), ())
-    """
-    match = re.search(r"vllm[-_:. ]*v?(\d+(?:\.\d+)+)", version.lower()) or re.match(r"v?(\d+(?:\.\d+)+)", version)
-    return tuple(map(int, match[1].split("."))) if match else ()
-
-
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-
-
-def month_of(version: str) -> str:
-    """Return the month of a build that is named by its date alone; empty where the text names none.
-
-    >>> month_of("2026-02 (a fork)"), month_of("Jul 2025"), month_of("0.11.0")
-    ('2026-02', '2025-07', '')
-    """
-    if match := re.match(r"20\d\d-[01]\d", version):
-        return match[0]
-    match = re.match(rf"({'|'.join(_MONTHS)})[a-z]* (20\d\d)", version.lower())
-    return f"{match[2]}-{_MONTHS.index(match[1]) + 1:02}" if match else ""
 
 
 def narrows_cache(engine: str, weights: str) -> bool:

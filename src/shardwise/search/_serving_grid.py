@@ -31,7 +31,7 @@ from shardwise.serving import (
     ServingSizes,
     complete,
     complete_plan,
-    find_engine,
+    engine_on,
     sizes_of_columns,
 )
 
@@ -146,7 +146,7 @@ class ServingGrid:
 
     @cached_property
     def _engines(self) -> tuple[Engine, ...]:
-        return tuple(one if isinstance(one, Engine) else find_engine(one) for one in self.space.engine)
+        return tuple(engine_on(one, self.cluster.device) for one in self.space.engine)
 
     @cached_property
     def _blocks(self) -> tuple[Block, ...]:

@@ -14,7 +14,7 @@ from shardwise.plans import AXES, Plan, Serving
 from shardwise.plans.fields import DEPLOYED
 from shardwise.records import dataclass, replace
 from shardwise.search._space import AxisOrder, IntRanges, check_ranges, upto
-from shardwise.serving import Engine, cache_bytes, find_engine, find_format, stages_together
+from shardwise.serving import Engine, cache_bytes, engine_on, find_format, stages_together
 
 EVERY, BATCHES = IntRanges(), upto(4096)
 MOST_BATCHES = 10_000
@@ -101,7 +101,7 @@ class ServingSpace:
 
     def _check_names(self, problems: Problems) -> None:
         finders: tuple[tuple[Sequence[Any], Callable[[Any], Any]], ...] = (
-            (self.engine, lambda word: word if isinstance(word, Engine) else find_engine(word)),
+            (self.engine, engine_on),
             (self.weights, find_format),
             (self.kv_cache, cache_bytes),
         )

@@ -9,7 +9,7 @@ from shardwise.serving._case import (
     complete_plan,
 )
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model, op_seconds
-from shardwise.serving._engine import Engine, ServingOptions, engine_names, find_engine, launched_engine
+from shardwise.serving._engine import Engine, engine_names, find_engine, launched_engine
 from shardwise.serving._formats import (
     WeightFormat,
     cache_bytes,
@@ -31,7 +31,9 @@ from shardwise.serving._ledger import (
     uses_heads,
 )
 from shardwise.serving._memory import StageBytes
+from shardwise.serving._options import ServingOptions
 from shardwise.serving._policy import step_tokens_of
+from shardwise.serving._releases import STATED, engine_of_release, engine_on, release, release_table, released
 from shardwise.serving._report import InferReport, beside_cache_band, conditions_of, infer, time_tree
 from shardwise.serving._sizes import ServingSizes, sizes_of_columns, take_rows
 from shardwise.serving._speculation import tokens_per_step

@@ -21,8 +21,9 @@ from shardwise.serving._engine_memory import pool_notes
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format, recipe_of
 from shardwise.serving._gguf import mixed
 from shardwise.serving._jobs import job_problems
-from shardwise.serving._layout import engine_of, over_devices, stages_together, with_experts
+from shardwise.serving._layout import over_devices, stages_together, with_experts
 from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
+from shardwise.serving._releases import engine_on
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
 from shardwise.units import show_bytes
 
@@ -129,6 +130,11 @@ class ServingQuestion:
     engine: Engine | str = "vllm"
     efficiencies: Efficiencies = field(default_factory=Efficiencies)
 
+    @property
+    def runs(self) -> Engine:
+        """The engine on the devices of the question."""
+        return engine_on(self.engine, self.cluster.device)
+
 
 def _one_pass(question: ServingQuestion, notes: list[str]) -> ServingQuestion:
     """Return the question with nothing to generate where the model does not generate."""
@@ -158,7 +164,7 @@ def _replicas(question: ServingQuestion, plan: Plan, problems: Problems, notes: 
         return replace(plan, dp=n // used)
     if used * plan.dp != n:
         rule = f"tp x pp x dp = {used * plan.dp} must equal the {n} devices"
-        engine = engine_of(question.engine)
+        engine = question.runs
         groups = engine.layouts.groups_within(engine.title, plan, question.model.has_experts) if used == n else ""
         remedy = f"use {n // used}" if n % used == 0 else f"use {used * plan.dp} devices"
         problems.add("dp", plan.dp, rule, remedy + groups)
@@ -174,7 +180,7 @@ def complete_plan(question: ServingQuestion, problems: Problems, notes: list[str
     if wrong:
         return plan
     layers = question.model.num_layers
-    plan = over_devices(engine_of(question.engine), replace(plan, dp=question.plan.dp), question.cluster, layers, notes)
+    plan = over_devices(question.runs, replace(plan, dp=question.plan.dp), question.cluster, layers, notes)
     plan = with_experts(_replicas(question, plan, problems, notes), question.model, notes)
     if not plan.stage_layers and 1 < plan.pp <= layers and layers % plan.pp:
         plan = replace(plan, stage_layers=split_layers(layers, plan.pp, "middle"))
@@ -203,7 +209,7 @@ def _formats(
     if wide not in rates and wide != "fp32":
         other = "fp16" if wide == "bf16" else "bf16"
         # llama.cpp multiplies 16-bit and narrower weights on any processor.
-        widens = engine_of(question.engine)
+        widens = question.runs
         other = "fp32" if widens.operators.splits_with_host and other not in rates and "fp32" in rates else other
         notes.append(f"{other} GEMMs: {device.name} has no rate for {wide}")
         wide = other
@@ -251,7 +257,8 @@ def _stated(case: ServingCase) -> list[str]:
     title = case.cluster.device.built(engine.title)
     stated = f"{show_bytes(job.kv_cache_memory)} of cache as stated, whatever share of the memory that is"
     budget = stated if job.kv_cache_memory else spelled[engine.memory.budget]
-    notes = [f"engine {engine.name}: {title}", f"memory budget: {budget}"]
+    notes = [f"engine {engine.name}: its entry covers {engine.asked_as}"] * bool(engine.asked_as)
+    notes += [f"engine {engine.name}: {title}", f"memory budget: {budget}"]
     if case.model.family in engine.formats.lacks:
         notes.append(
             f"{title} has no class for {case.model.family} models: figures are those of its kernels, were there one"
@@ -312,9 +319,9 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     problems = job_problems(question.job, question.model)
     engine = question.engine if isinstance(question.engine, Engine) else find_engine("vllm")
     with problems.collect():
-        engine = engine_of(question.engine)
+        engine = question.runs
         engine = engine.caching() if question.job.prefix_tokens else engine
-    question = _with_usual_cache(question, engine, notes)
+    question = _with_usual_cache(replace(question, engine=engine), engine, notes)
     with problems.collect():
         question.efficiencies.check()
     plan = complete_plan(question, problems, notes)

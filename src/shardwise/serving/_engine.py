@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Any, Literal
 
-from shardwise.cost import Efficiencies, family_of
+from shardwise.cost import family_of
 from shardwise.errors import Problems, known_name
 from shardwise.files import own_table
 from shardwise.hardware import Device
@@ -170,6 +170,8 @@ class Engine:
     """The engine whose launches run as this one where they say more, empty for one that a plain launch runs as."""
     launched_with: tuple[str, ...] = ()
     """What such a launch says."""
+    asked_as: str = ""
+    """The release that it was asked for as, such as vLLM 0.12.0; empty where it was asked for by its name."""
     memory: EngineMemory
     host: HostSeconds
     graphs: GraphCapture
@@ -319,31 +321,3 @@ def reduces_branches_once(family: str) -> bool:
     (True, False)
     """
     return family in engine_tables()["summed_branches"]["families"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServingOptions:
-    """What else a prediction takes: the engine, and efficiencies imposed in place of the fitted ones."""
-
-    engine: Engine | str = "vllm"
-    efficiencies: Efficiencies = Efficiencies()
-
-    @property
-    def caches_prefixes(self) -> bool:
-        """Whether the engine is that of a server that caches prefixes."""
-        return isinstance(self.engine, Engine) and self.engine.memory.caches_prefixes
-
-    def caching(self, prefixes: bool) -> ServingOptions:
-        """Return the options of a server that caches prefixes, or of one that does not."""
-        engine = find_engine(self.engine) if isinstance(self.engine, str) else self.engine
-        return replace(self, engine=engine.caching()) if prefixes else self
-
-    def scheduling(self, ahead: bool | None) -> ServingOptions:
-        """Return the options of a server that schedules steps ahead of time or not, as its engine does where not said.
-
-        >>> engine = ServingOptions(engine="vllm").scheduling(ahead=False).engine
-        >>> engine.host.scheduled_between, engine.host.between_seconds
-        (True, 0.00043)
-        """
-        engine = find_engine(self.engine) if isinstance(self.engine, str) else self.engine
-        return self if ahead is None else replace(self, engine=engine.scheduling(ahead))

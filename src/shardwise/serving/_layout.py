@@ -6,12 +6,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import AXES, Axis, Plan
 from shardwise.records import replace
-from shardwise.serving._engine import Engine, find_engine
-
-
-def engine_of(engine: Engine | str) -> Engine:
-    """Return an engine that may be given by its name."""
-    return find_engine(engine) if isinstance(engine, str) else engine
+from shardwise.serving._engine import Engine
 
 
 def over_devices(engine: Engine, plan: Plan, cluster: Cluster, layers: int, notes: list[str]) -> Plan:

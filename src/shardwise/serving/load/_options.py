@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shardwise.plans import Limit, Plan
 from shardwise.records import dataclass
-from shardwise.serving._engine import Engine, ServingOptions
+from shardwise.serving._engine import Engine
+from shardwise.serving._options import ServingOptions
 from shardwise.serving.load._autoscale import Autoscale
 from shardwise.serving.load._fleet import Router
 

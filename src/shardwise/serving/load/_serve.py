@@ -143,7 +143,7 @@ def serve(
     decode, prefill = _parts(cluster, plan, options)
     prompt, made = workload.longest
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
-    serving = options.serving.caching(workload.repeats).scheduling(options.async_scheduling)
+    serving = options.serving.on(decode.device).caching(workload.repeats).scheduling(options.async_scheduling)
     options = replace(options, serving=serving)
     question = ServingQuestion(
         model=model, cluster=decode, plan=plan, job=asked, engine=serving.engine, efficiencies=serving.efficiencies
@@ -188,7 +188,7 @@ def _prefill(model: Model, cluster: Cluster, plan: Plan, job: Serving, options: 
     """Return the pool that computes prompts; its problems are those of fields of its own."""
     serving = options.serving
     if options.prefill_engine:
-        serving = replace(serving, engine=options.prefill_engine).caching(serving.caches_prefixes)
+        serving = replace(serving, engine=options.prefill_engine).on(cluster.device).caching(serving.caches_prefixes)
         serving = serving.scheduling(options.async_scheduling)
     try:
         return infer(model, cluster, plan, job, serving)
