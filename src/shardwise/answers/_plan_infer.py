@@ -229,9 +229,7 @@ def _verdict(page: Page, result: ServingResult) -> None:
         rate = f"{each:,.0f} {what} per device, {each * best.plan.num_devices:,.0f} in all"
         page.label("BEST", f"{title}: {rate}", "bold green", "bold")
         page.note(describe_deployment(best), "bold")
-        for name, word in (("ttft_seconds", "TTFT"), ("tpot_seconds", "TPOT"), ("request_seconds", "request")):
-            if getattr(best, name):
-                page.note(f"{word} {show_seconds(getattr(best, name))}: {show_band(best, name, show_seconds)}", "dim")
+        _times(page, best)
         if best.job.output_tokens:
             page.note(f"rate {show_band(best, 'output_tokens_per_second', '{:,.0f} tokens/s'.format)}", "dim")
         price, name = _price(best), f"usd_per_million_{'output' if best.job.output_tokens else 'input'}_tokens"
@@ -243,10 +241,6 @@ def _verdict(page: Page, result: ServingResult) -> None:
     else:
         page.label("NONE", f"{title}: no plan of the space is feasible", "bold red", "bold")
         _beyond(page, result.nearest)
-    if result.best and result.best[0].job.batch > 1 and job.output_tokens:
-        best = result.best[0]
-        first, gap = show_seconds(best.request_ttft_seconds), show_seconds(best.request_tpot_seconds)
-        page.note(f"of one request while the batch stays full, as limits have it: TTFT {first}, TPOT {gap}")
     out = f"{job.output_tokens:,} out" if rows.model.generates else "none out: one pass"
     page.note(f"{job.input_tokens:,} tokens in and {out}{_limits(result)}")
     does = "feasible" if _limits(result) else f"fit with a chance of {result.options.risk:.0%}"
@@ -255,6 +249,22 @@ def _verdict(page: Page, result: ServingResult) -> None:
         f"{result.counts.fitting:,} {does}, "
         f"in {show_seconds(result.seconds)}"
     )
+
+
+_BATCH = {"ttft_seconds": "TTFT", "tpot_seconds": "TPOT", "request_seconds": "request"}
+
+
+def _times(page: Page, best: InferReport) -> None:
+    """Append what limits speak of, a request while the batch stays full, then a batch whose requests come at once."""
+    if best.job.batch > 1:
+        times = f"TTFT {show_seconds(best.request_ttft_seconds)}"
+        if best.job.output_tokens:
+            times += f", TPOT {show_seconds(best.request_tpot_seconds)}, {show_seconds(best.request_seconds)} in all"
+        page.note(f"a request while the batch stays full: {times}")
+        page.note(f"of all {best.job.batch:,} at once:", "dim")
+    for name, word in _BATCH.items():
+        if getattr(best, name):
+            page.note(f"{word} {show_seconds(getattr(best, name))}: {show_band(best, name, show_seconds)}", "dim")
 
 
 def _beyond(page: Page, nearest: InferReport | None) -> None:
@@ -286,8 +296,8 @@ def _best(page: Page, result: ServingResult) -> None:
                 str(i),
                 f"{each:,.1f}",
                 f"{each * report.plan.num_devices:,.0f}",
-                show_seconds(report.ttft_seconds),
-                show_seconds(report.tpot_seconds) if report.tpot_seconds else "-",
+                show_seconds(report.request_ttft_seconds),
+                show_seconds(report.request_tpot_seconds) if report.job.output_tokens else "-",
                 show_seconds(report.request_seconds),
                 "-" if price is None else f"{price:,.3g}" if price < 1 else f"{price:,.2f}",
                 show_bytes(report.memory.needed),
@@ -295,6 +305,8 @@ def _best(page: Page, result: ServingResult) -> None:
             )
         )
     page.table(rows, right=range(9), header=True, indent=2)
+    which = "TTFT and TPOT are those" if result.grid.job.output_tokens else "TTFT is that"
+    page.note(f"{which} of a request while the batch stays full", "dim")
     page.blank()
     for i, group in enumerate(result.groups, 1):
         page.label(f"{i:>3}", describe_deployment(group.first), "bold")
@@ -320,12 +332,14 @@ def _price(report: InferReport) -> float | None:
 
 
 def _front(page: Page, front: Sequence[InferReport]) -> None:
-    what = "time between tokens" if front[0].tpot_seconds else "time of a request"
-    page.label("FRONT", f"{len(front)} plans on the Pareto front of {what} and tokens/s per device")
+    generates = bool(front[0].job.output_tokens)
+    below = "; TTFT and TPOT of a request" if generates else ""
+    what = "decode steps" if generates else "time of a request"
+    page.label("FRONT", f"{len(front)} plans on the Pareto front of {what} and tokens/s per device{below}")
     every = max(1, -(-len(front) // _FRONT))
-    rows: list[tuple[str, ...]] = [("TPOT" if front[0].tpot_seconds else "request", "tokens/s/dev", "TTFT", "plan")]
+    rows: list[tuple[str, ...]] = [("TPOT" if generates else "request", "tokens/s/dev", "TTFT", "plan")]
     for report in [*front[:-1:every], front[-1]]:
-        gap, rate = report.tpot_seconds or report.request_seconds, tokens_per_second_per_gpu(report)
-        latency = show_seconds(gap), f"{rate:,.1f}", show_seconds(report.ttft_seconds)
-        rows += wrapped(latency, describe_deployment(report), page.width - 38)
+        gap = report.request_tpot_seconds if generates else report.request_seconds
+        first, rate = show_seconds(report.request_ttft_seconds), f"{tokens_per_second_per_gpu(report):,.1f}"
+        rows += wrapped((show_seconds(gap), rate, first), describe_deployment(report), page.width - 38)
     page.table(rows, right=range(3), header=True, indent=2)

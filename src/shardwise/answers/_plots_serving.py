@@ -68,8 +68,11 @@ def _words(result: ServingResult) -> list[str]:
     lines = [asked + f"{result.counts.evaluated:,} legal, {result.counts.fitting:,} fit and keep the limits"]
     if result.best:
         first = result.best[0]
-        rate = first.output_tokens_per_second / first.plan.num_devices
-        speed = f"{rate:,.0f} output tokens/s per device, a token every {show_seconds(first.tpot_seconds)}"
+        rate = _rate(first)
+        times = f"TTFT {show_seconds(first.request_ttft_seconds)}"
+        if first.job.output_tokens:
+            times += f", TPOT {show_seconds(first.request_tpot_seconds)}"
+        speed = f"{rate:,.0f} {'output ' * bool(first.job.output_tokens)}tokens/s per device, {times} of a request"
         lines.append(f"best by {result.options.objective}: {speed}: {_name(first)}")
     else:
         lines.append("no plan of the space fits and keeps the limits")
@@ -82,8 +85,8 @@ def _name(report: InferReport) -> str:
 
 
 def _latency(report: InferReport) -> float:
-    """Return seconds between tokens, or of the pass where nothing is generated."""
-    return report.tpot_seconds or report.request_seconds
+    """Return seconds between tokens of a request while the batch stays full, or of the pass where none are made."""
+    return report.request_tpot_seconds if report.job.output_tokens else report.request_seconds
 
 
 def _rate(report: InferReport) -> float:
@@ -94,11 +97,11 @@ def _rate(report: InferReport) -> float:
 
 def _front(axes: Axes, result: ServingResult) -> None:
     """Draw throughput against latency, one series a layout; what none beats goes up to the right."""
-    front = result.front
+    front = sorted(result.front, key=_latency)
     axes.set_title("Pareto front of deployments", pad=14)
     unit = time_unit(max((_latency(r) for r in front), default=1.0))
     generates = bool(result.grid.job.output_tokens)
-    axes.set_xlabel(f"{'time between tokens' if generates else 'time of the pass'}, {unit.name}")
+    axes.set_xlabel(f"{'time between tokens of a request' if generates else 'time of the pass'}, {unit.name}")
     axes.set_ylabel(f"{'output' if generates else 'input'} tokens/s per device")
     axes.grid(True)
     if not front:

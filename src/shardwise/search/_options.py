@@ -159,9 +159,15 @@ class SearchOptions:
             problems.add("min_free_bytes", show_bytes(self.min_free_bytes), rule, remedy)
         return tuple(problems.items)
 
-    def serving_problems(self, price: float | None) -> tuple[Problem, ...]:
-        """Return what is wrong with the options where a device costs so much an hour, None where it is not known."""
+    def serving_problems(self, price: float | None, generates: bool) -> tuple[Problem, ...]:
+        """Return what is wrong with the options where a device costs so much an hour, None where it is not known.
+
+        Where no tokens are generated there is no time between them.
+        """
         problems = self._common(SERVING_OBJECTIVES, _SERVING)
+        if self.objective == "tpot" and not generates:
+            rule = "is the time between output tokens, and none are generated"
+            problems.add("objective", "tpot", rule, "use latency or throughput")
         if self.max_usd and price is None:
             problems.add("max_usd", self.max_usd, "needs a price of the device", "give for example --price 2.5")
         return tuple(problems.items)

@@ -270,7 +270,7 @@ def plan_serving(
     with problems.collect():
         options.efficiencies.check()
     problems.items += [
-        *options.serving_problems(cluster.usd_per_device_hour),
+        *options.serving_problems(cluster.usd_per_device_hour, bool(one.output_tokens)),
         *job_problems(replace(one, batch=1), model).items,
     ]
     problems.raise_if_any()

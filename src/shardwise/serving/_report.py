@@ -70,7 +70,8 @@ class InferReport(Card):
         """Return the verdict in one line, as a notebook shows it."""
         where = f"{self.case.model.name} on {self.plan.num_devices} x {self.case.cluster.device.name}"
         fits = f"{'fits' if self.fits else 'does not fit'}, {show_bytes(self.memory.needed)}"
-        times = f"TTFT {show_seconds(self.ttft_seconds)}, TPOT {show_seconds(self.tpot_seconds)}"
+        first, gap = map(show_seconds, self._of_a_request)
+        times = f"TTFT {first}, TPOT {gap}{' of a request while the batch stays full' * (self.job.batch > 1)}"
         return f"<InferReport {where}: {fits}, {times}>"
 
     @property
