@@ -166,7 +166,7 @@ class Roofline(PlainValues):
         return seconds_of
 
 
-# Which limit each rate is, and which records hold rates of their own. Rows/s of blocks of threads are starts, 0 for none.
+# Which limit each rate is, and which records hold rates of their own. Rows/s of blocks of threads are starts.
 _PRODUCTS: dict[str, Bound] = {
     "matmul_flops": "compute",
     "matmul_bytes": "memory",

@@ -142,9 +142,15 @@ class Block:
         return self.feed_forward if isinstance(self.feed_forward, MLP) else None
 
     @property
+    def moes(self) -> tuple[MoE, ...]:
+        """Its own mixture of experts, and those of the blocks inside it."""
+        own = (self.experts,) if self.experts is not None else ()
+        return (*own, *(moe for block in self.also for moe in block.moes))
+
+    @property
     def has_experts(self) -> bool:
         """Whether its feed-forward, or one inside it, is a mixture of experts."""
-        return self.experts is not None or any(block.has_experts for block in self.also)
+        return bool(self.moes)
 
     def splits(self) -> tuple[tuple[str, int], ...]:
         """Return what tensor parallelism divides, by what it is."""
@@ -241,9 +247,19 @@ class Architecture:
         return self.head and all(block.is_causal for block in self.kinds)
 
     @property
+    def moes(self) -> tuple[MoE, ...]:
+        """The mixtures of experts of its distinct blocks, in order."""
+        return tuple(moe for block in self.kinds for moe in block.moes)
+
+    @property
     def has_experts(self) -> bool:
         """Whether some layer is a mixture of experts."""
-        return any(block.has_experts for block in self.kinds)
+        return bool(self.moes)
+
+    @property
+    def most_experts(self) -> int:
+        """Routed experts of the layer that has most of them, 0 where none has any."""
+        return max((moe.experts for moe in self.moes), default=0)
 
     @property
     def streams(self) -> int:

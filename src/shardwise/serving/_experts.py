@@ -132,8 +132,7 @@ def torch_choices(chooses: EngineOperators, family: str, products: str, model: M
     >>> [torch_choices(old, "hopper", "bf16", load_model(name)) for name in ("glm-4.6", "qwen3-30b-a3b")]
     [(True, False), (False, False)]
     """
-    mixtures = (one.experts for block in model.kinds for one in (block, *block.also) if one.experts is not None)
-    words = f"{family} {products} {model.family} {max((moe.experts for moe in mixtures), default=0)}"
+    words = f"{family} {products} {model.family} {model.most_experts}"
     alone, spread = (re.fullmatch(one, words) is not None for one in chooses.torch_choices)
     return alone, spread
 
@@ -171,5 +170,4 @@ def fused_seconds(row: ExpertsFit, chip: Datasheet[X], op: Op[X], ranks: tuple[X
 
 def most_choices(model: Model) -> float:
     """Return how many experts a token of a model passes at most, 0 where it has none."""
-    blocks = (one for block in model.kinds for one in (block, *block.also))
-    return float(max((one.experts.top_k for one in blocks if one.experts), default=0))
+    return float(max((moe.top_k for moe in model.moes), default=0))

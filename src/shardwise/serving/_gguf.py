@@ -99,7 +99,7 @@ def _applies(condition: str, model: Model) -> bool:
     """Return whether the words of a condition that are of the whole model hold."""
     heads = attending_heads(model)
     groups = heads[0].query_heads / heads[0].heads if heads else 1
-    experts = max((block.experts.experts for block in model.kinds if block.experts), default=0)
+    experts = model.most_experts
     holds = {
         "gqa4": groups >= 4,
         "experts4": experts >= 4,

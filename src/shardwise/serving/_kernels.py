@@ -106,7 +106,7 @@ def thin_rows(family: str, untuned: bool = False) -> float:
 
 
 def library_roles(engine: Engine, words: str) -> tuple[str, str]:
-    """Return the roles of GEMMs of 16 bits and of fewer for which an engine has no such kernel, empty patterns for none.
+    """Return the roles of GEMMs of 16 bits, and of those of fewer, for which an engine has no such kernel.
 
     `words` are the family of devices, the format of the weights and the family of models.
 

@@ -30,8 +30,7 @@ def router_kernel(operators: EngineOperators, family: str, model: Model) -> Rout
     >>> [router_kernel(own, "hopper", load_model(name)) is not None for name in models]
     [True, False]
     """
-    mixtures = (one.experts for block in model.kinds for one in (block, *block.also) if one.experts is not None)
-    words = f"{family} {model.family} {max((moe.experts for moe in mixtures), default=0)} {model.hidden}"
+    words = f"{family} {model.family} {model.most_experts} {model.hidden}"
     name = next((name for pattern, name in operators.router_kernels if re.fullmatch(pattern, words)), "")
     if not name:
         return None

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from shardwise.files import own_table
-from shardwise.models import Block, Model
-
-
-def _experts(blocks: tuple[Block, ...]) -> Iterator[int]:
-    for block in blocks:
-        if block.experts is not None:
-            yield block.experts.experts
-        yield from _experts(block.also)
+from shardwise.models import Model
 
 
 @cache
@@ -35,7 +27,7 @@ def popularity_of(model: Model) -> float:
     >>> [popularity_of(load_model(name)) for name in ("qwen3-30b-a3b", "deepseek-r1", "kimi-k2", "mixtral-8x7b")]
     [100.0, 13.0, 13.0, 1.0]
     """
-    return _popularity(model.family, max(_experts(tuple(model.kinds)), default=0))[0]
+    return _popularity(model.family, model.most_experts)[0]
 
 
 def routing_notes(model: Model) -> tuple[str, ...]:
@@ -47,7 +39,7 @@ def routing_notes(model: Model) -> tuple[str, ...]:
     """
     if not model.has_experts:
         return ()
-    popularity, counted = _popularity(model.family, max(_experts(tuple(model.kinds))))
+    popularity, counted = _popularity(model.family, model.most_experts)
     if popularity == 1:
         why = "" if counted else ", none of the family were counted"
         return (f"routing: every expert as popular as any other{why}",)

@@ -328,7 +328,7 @@ def surprises_of(report: AnsweredPlan, ask: Ask) -> tuple[str, ...]:
 def _padded_experts(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
     """Yield how often experts are held and sent where the sharding group has more ranks than there are experts."""
     case, ranks = report.case, int(report.evaluation.sizes.expert_share)
-    most = max((block.experts.experts for block in case.model.kinds if block.experts is not None), default=0)
+    most = case.model.most_experts
     own = most // case.plan.ep
     if not case.plan.sharding_rules.weights or case.stack.fsdp_padding != "rows" or not 0 < own < ranks:
         return
