@@ -9,15 +9,13 @@ import numpy as np
 
 from shardwise.records import dataclass
 from shardwise.search._load_bounds import least
-from shardwise.search._load_groups import LoadGroup, LoadSearch
+from shardwise.search._load_groups import FEW, LoadGroup, LoadSearch
 from shardwise.search._result import FrontPoint
 
 # Shares of the capacity at which the front is drawn.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # A point of the front is listed where it serves more tokens than the one before it by this factor.
 _CLEARLY = 1.02
-# Of fewer layouts than this share of a group a closed form of their own is quicker.
-_FEW = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,7 @@ def _at(search: LoadSearch, place: tuple[int, int], share: float, known: tuple[A
     rows = np.flatnonzero([user >= beaten.fastest(one) for user, one in zip(users, each.tolist(), strict=True)])
     if not len(rows):
         return []
-    part: LoadGroup = group.some(rows) if len(rows) < _FEW * len(each) else group
+    part: LoadGroup = group.some(rows) if len(rows) < FEW * len(each) else group
     if part is group:
         rows = np.arange(len(each))
     steady = part.form.at(rate[rows]) if part.form else part.empty

@@ -45,7 +45,7 @@ REPLICA_DEVICES = IntRanges(ranges=((1, 16), (24, 24), (32, 32), (64, 64)))
 # Replicas for each that a load fills, where it does not matter how many there are.
 _EMPTY = 1000.0
 # Of fewer layouts than this share of those that are asked together a closed form of their own is quicker.
-_FEW = 0.6
+FEW = 0.6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,7 +255,7 @@ class LoadSearch:
         turn = 0
         while (sought := kept & (low < high)).any():
             # What is known, or is never enough, is not tried again.
-            if not self.workload.arrivals.users and np.count_nonzero(sought) < _FEW * len(rows):
+            if not self.workload.arrivals.users and np.count_nonzero(sought) < FEW * len(rows):
                 rows = np.flatnonzero(sought)
                 part = group.some(rows)
             at, until, near = low[rows], high[rows], likely[rows]
