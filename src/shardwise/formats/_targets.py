@@ -11,7 +11,7 @@ from shardwise.ops.adapter_parts import matches, modules_of
 from shardwise.ops.count import whole_lines
 from shardwise.plans import USUAL_TARGETS, VIRTUAL, Stack, Training, Tuning, tuning_of
 from shardwise.records import replace
-from shardwise.training import strange_targets
+from shardwise.training import split_targets
 
 _PARENTS = {"gpt2": {"attention": "attn.", "mlp": "mlp."}, "gpt_bigcode": {"attention": "attn.", "mlp": "mlp."}}
 """Types whose attention and feed-forward give a layer one name."""
@@ -56,18 +56,16 @@ def reached(job: Training, model: Model, stack: Stack) -> frozenset[tuple[str, s
 def with_own_targets(case: Imported) -> Imported:
     """Return a case whose adapters stand beside layers that its model has: peft leaves names that match none.
 
-    Where no name matches it fails, and so does what is asked of the case (peft 0.21.2 tuners/tuners_utils.py
-    inject_adapter). Megatron's adapters and torchtune's know the names of their own layers.
+    Megatron's adapters and torchtune's know the names of their own layers.
     """
     job, model = case.job, case.model
     tuning = tuning_of(job, case.stack, model.family) if model and job.targets else None
     if model is None or tuning is None or tuning.joint or not job.adapter or case.system == "torchtune":
         return case
-    lost = strange_targets(model, tuning, job.targets)
-    if not lost or len(lost) == len(job.targets):
+    kept, lost = split_targets(model, tuning, job.targets)
+    if not lost:
         return case
     note = f"targets {', '.join(lost)}: no linear layers of {model.name}, which peft leaves out"
-    kept = tuple(word for word in job.targets if word not in lost)
     return replace(case, job=replace(job, targets=kept), assumed=(*case.assumed, note))
 
 

@@ -13,7 +13,7 @@ from shardwise.models import Model
 from shardwise.ops.count import trainable_parameters
 from shardwise.plans import ADAPTERS, DROPPING, VIRTUAL, Stack, Training, base_names, find_stack, tuning_of
 from shardwise.records import replace
-from shardwise.training import strange_targets
+from shardwise.training import split_targets
 
 MEMORY = ("peak_memory", "memory_after_step", "memory_p99", "fits", "max_seq_len")
 NATURAL = ("longest_sample", "mean_tokens_per_sample")
@@ -201,11 +201,11 @@ def with_own_targets(record: Record, model: Model, job: Training, stack: Stack) 
     tuning = tuning_of(job, stack, model.family) if job.adapter and job.targets else None
     if tuning is None or tuning.joint:
         return job
-    lost = strange_targets(model, tuning, job.targets)
-    if not lost or len(lost) == len(job.targets):
+    kept, lost = split_targets(model, tuning, job.targets)
+    if not lost:
         return job
     record.assume(f"lora_targets: {', '.join(lost)} left out, as peft does: no linear layers of {model.name}")
-    return replace(job, targets=tuple(word for word in job.targets if word not in lost))
+    return replace(job, targets=kept)
 
 
 def _listed(record: Record, key: str) -> tuple[str, ...]:

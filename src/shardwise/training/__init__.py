@@ -56,7 +56,8 @@ from shardwise.training._step import (
     weighted,
     with_update,
 )
-from shardwise.training._tuning import TuningSummary, fine_tuning_problems, strange_targets, tuning_summary
+from shardwise.training._targets import split_targets
+from shardwise.training._tuning import TuningSummary, fine_tuning_problems, tuning_summary
 from shardwise.training._weights import FrozenWeights, ParameterCounts
 
 if TYPE_CHECKING:

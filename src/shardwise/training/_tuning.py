@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -32,6 +31,7 @@ from shardwise.plans import (
     tuning_problems,
 )
 from shardwise.records import dataclass, replace
+from shardwise.training._targets import strange_targets
 
 
 def module_names(model: Model) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def _on_ranks(plan: Plan, tuning: Tuning, stack: Stack, problems: Problems) -> N
         # peft 0.21.2 peft_model.py add_adapter: "PREFIX_TUNING does not work with gradient checkpointing"
         rule = "makes again what prefix tuning keeps in a cache, so that peft refuses it"
         problems.add("recompute", plan.recompute, rule, "use --recompute none, or --adapter lora")
-    if plan.ep > 1 and "experts" in tuning.targets and not stack.experts.startswith("permuted"):
+    if plan.ep > 1 and "experts" in tuning.targets and not stack.permutes_experts:
         rule = f"are added to whole weights by {stack.name}, which expert parallelism splits"
         problems.add("targets", "experts", rule, "use --ep 1, or --stack megatron-bridge")
 
@@ -195,17 +195,6 @@ def _state_space(model: Model, tuning: Tuning, reached: set[str], problems: Prob
         others = ",".join(name for name in module_names(model) if name not in ("out", "head", "embedding", "router"))
         rule = f"reach out_proj, whose weight kernels of {model.family} read past its adapter, so that peft refuses it"
         problems.add("targets", ",".join(tuning.targets), rule, f"use --targets {others}")
-
-
-def strange_targets(model: Model, tuning: Tuning, words: Iterable[str]) -> tuple[str, ...]:
-    """Return the words of targets that name no linear layer of a model."""
-    layers = [op for line in whole_lines(model) for op in line.ops if op.weights]
-
-    def has(word: str) -> bool:
-        one = replace(tuning, targets=(word,))
-        return any(matches(one, op, m.short) for op in layers for m in modules_of(None, op))
-
-    return tuple(word for word in words if not has(word))
 
 
 def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) -> None:
