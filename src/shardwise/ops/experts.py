@@ -126,7 +126,7 @@ def _with_idle_rows(y: Layout[X], moe: MoE, op: Op[X]) -> Op[X]:
 
     transformers 5.23.0 LongcatFlashExperts: gate_up_proj of all experts, down_proj of those that are routed to.
     """
-    if not moe.zero_experts or y.choices.tuning is None or y.stack.experts.startswith("permuted"):
+    if not moe.zero_experts or y.choices.tuning is None or y.stack.permutes_experts:
         return op
     first, *others = op.weights
     rows = first.shape[0] + divide(0 * op.rows + moe.zero_experts, y.degrees.ep)
@@ -169,7 +169,7 @@ def _added_bias(y: Layout[X], moe: MoE, e: Experts[X], region: str) -> tuple[Op[
     Source: Megatron-LM core/transformer/moe/experts.py, TEGroupedMLP._apply_bias; eager, since rows have weights.
     NVIDIA-NeMo/Automodel nemo_automodel/components/moe/layers.py GroupedExpertsDeepEP: behind both GEMMs (2025-10).
     """
-    if not moe.bias or y.work.phase != "train" or not y.stack.experts.startswith("permuted"):
+    if not moe.bias or y.work.phase != "train" or not y.stack.permutes_experts:
         return ()
     first = y.a * 2 * e.F if y.stack.experts == "permuted-compiled" else 0 * e.F
     pairs = zip(_BIAS_BYTES, _ENTRY_BIAS_WIDTHS, strict=True)
@@ -204,7 +204,7 @@ def _router(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str) -> Op[
         kept = (replace(copy, read_for="input"),)
     elif moe.float_router and y.stack.norm == "eager" and y.a < 4:
         source = Tensor(name=f"{region}.fp32 input", size_bytes=4 * T * D, born=region)
-    sizes.append(("choice", E if y.stack.experts.startswith("permuted") else _INDEX_BYTES * moe.top_k))
+    sizes.append(("choice", E if y.stack.permutes_experts else _INDEX_BYTES * moe.top_k))
     if moe.normalised:
         sizes += [("chosen probabilities", 4 * moe.top_k), ("their sum", 4)]
     kept += tuple(Tensor(name=f"{region}.{part}", size_bytes=size * T, born=region) for part, size in sizes)
@@ -230,7 +230,7 @@ def _dispatch_tensors(
     def kept(part: str, size: X) -> Tensor[X]:
         return Tensor(name=f"{name}.{part}", size_bytes=size, born=name)
 
-    if y.stack.experts.startswith("permuted"):
+    if y.stack.permutes_experts:
         return (kept("routed weights", 4 * rows),), ()
     orders = tuple(kept(part, _INDEX_BYTES * rows) for part in ("token of each row", "order by expert", "order back"))
     weights = kept("routed weights", (4 if moe.float_weights else y.work.weight_bytes) * rows)

@@ -55,7 +55,7 @@ def weights_rows(y: Layout[X], m: MLP | MoE) -> bool:
 
     Megatron-LM core/transformer/mlp.py, per_token_scale: the gradient of the weights reads the activated rows too.
     """
-    return isinstance(m, MoE) and y.stack.experts.startswith("permuted") and y.stack.activation == "eager"
+    return isinstance(m, MoE) and y.stack.permutes_experts and y.stack.activation == "eager"
 
 
 def activation_op(y: Layout[X], name: str, m: MLP | MoE, rows: X, width: X) -> tuple[Op[X], Tensor[X]]:

@@ -52,7 +52,7 @@ def experts_of(stack: Stack, family: str) -> ExpertAdapters:
     >>> [experts_of(find_stack(name), "qwen3_moe") for name in ("megatron", "transformers-2025", "trl", "unsloth")]
     ['grouped', 'modules', 'qwen2_moe', 'parameters']
     """
-    if stack.experts.startswith("permuted"):
+    if stack.permutes_experts:
         return "grouped"
     if stack.experts_loop:
         return "hidden" if family in PARAMETER_EXPERTS else "modules"

@@ -72,8 +72,7 @@ class Stack:
     dispatch: Dispatch
     """With "deduplicated" a token is sent once to each node that has one of its experts, with "deepep-1" by the kernels
     of DeepEP's first version, with "in-turn" once in all, with "all-gather" every token to every rank."""
-    latent_fusion: bool
-    """Queries and keys of latent attention are rotated, and their parts joined, in one kernel each."""
+    latent_fusion: bool  # Queries and keys of latent attention are rotated, and their parts joined, in one kernel each.
     merges_chunks: bool
     """Attention over a split sequence is a kernel a chunk of keys; others merge outputs and gradients in fp32."""
     repeats_kv: bool
@@ -82,14 +81,12 @@ class Stack:
     """Heads that share keys are left to PyTorch's attention, fused there or not: those of up to 256 values, or all."""
     rotary_passes: tuple[int, int]
     """How often rotary embedding, kernel by kernel, moves what it turns, forward and backward."""
-    bias_gradients_apart: bool
-    """The gradient of a bias is summed in a kernel of its own."""
+    bias_gradients_apart: bool  # The gradient of a bias is summed in a kernel of its own.
     projections_apart: Literal["none", "feed-forward", "all"]
     """Gate and up, with "all" queries, keys and values too, are GEMMs whose input gradients are added up."""
     gradients_apart: Literal["never", "always", "behind the first"]
     """In which micro-batches of a step the gradient of a weight is made before it is added to those before."""
-    metric_logit_bytes: float
-    """Bytes that metrics of training read and write for each logit beside the loss."""
+    metric_logit_bytes: float  # Bytes that metrics of training read and write for each logit beside the loss.
 
     # What is saved
     precision: str
@@ -98,8 +95,7 @@ class Stack:
     """The same under FSDP ("": as elsewhere)."""
     whole_precision: str = ""
     """The one whose place that under FSDP has taken ("": none)."""
-    usual_recompute: Literal["none", "full"]
-    """What it recomputes unless told."""
+    usual_recompute: Literal["none", "full"]  # What it recomputes unless told.
     usual_narrow_recompute: Literal["none", "full"]
     """The same where the frozen weights have fewer than 16 bits."""
     usual_offload: tuple[str, ...]
@@ -291,8 +287,7 @@ class Stack:
     """Scratch of one cuBLAS handle, by family of devices ("other" for the rest)."""
     library_workspace: tuple[tuple[str, float], ...]
     """Scratch of the library's own GEMMs, by family of devices."""
-    grouped_streams: int
-    """Streams that run grouped GEMMs, each with scratch of its own."""
+    grouped_streams: int  # Streams that run grouped GEMMs, each with scratch of its own.
 
     def reduce_buckets(self, shards_weights: bool) -> int:
         """Return how many buckets of gradients ZeRO holds: two where one fills while the other is reduced.
@@ -311,6 +306,11 @@ class Stack:
     def loss_kernel(self) -> LossKernel:
         """The cross entropy that runs: what the user set, else the framework's own."""
         return self.settings.loss or self.loss
+
+    @property
+    def permutes_experts(self) -> bool:
+        """Whether rows of tokens are permuted to their experts, compiled or not."""
+        return self.experts.startswith("permuted")
 
     @property
     def head_in_tiles(self) -> bool:
