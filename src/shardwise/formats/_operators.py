@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwise.formats import _yaml
+from shardwise.formats._yaml import mapping
 
 _LOADING = r"(?m)^[ -]*model_loading_config:"
 
@@ -29,11 +30,11 @@ def containers_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the containers that an operator makes of its settings, none where they are of no such."""
     kind = tree.get("kind")
     if kind == "LLMInferenceService":
-        return [] if _commanded(_map(tree.get("spec"))) else [*_of_llm_service(_map(tree.get("spec")))]
+        return [] if _commanded(mapping(tree.get("spec"))) else [*_of_llm_service(mapping(tree.get("spec")))]
     if kind == "InferenceService":
-        return [*_of_service(_map(_map(tree.get("spec")).get("predictor")))]
+        return [*_of_service(mapping(mapping(tree.get("spec")).get("predictor")))]
     if kind == "RayService":
-        text = _map(tree.get("spec")).get("serveConfigV2")
+        text = mapping(tree.get("spec")).get("serveConfigV2")
         return [*_of_ray(_yaml.parse(text, "serveConfigV2"))] if isinstance(text, str) else []
     return [*_of_ray(tree)]
 
@@ -45,23 +46,23 @@ _POOLS = {"llm_configs": "", "llm_config": "", "prefill_config": "prefill", "dec
 def _of_ray(tree: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a container of each model of Ray Serve's applications, as many as it has replicas at most."""
     for application in _list(tree.get("applications")) or [{"args": tree}]:
-        arguments = _map(_map(application).get("args"))
+        arguments = mapping(mapping(application).get("args"))
         for name, role in _POOLS.items():
             stated = arguments.get(name)
-            for one in map(_map, stated if isinstance(stated, list) else [stated]):
+            for one in map(mapping, stated if isinstance(stated, list) else [stated]):
                 if "model_loading_config" in one:
                     yield _replica(one, role)
 
 
 def _replica(config: Mapping[str, Any], role: str) -> dict[str, Any]:
     """Return the container of a model that Ray Serve runs, in vLLM unless it names SGLang."""
-    loading, settings = _map(config.get("model_loading_config")), _map(config.get("deployment_config"))
+    loading, settings = mapping(config.get("model_loading_config")), mapping(config.get("deployment_config"))
     model = str(loading.get("model_source") or loading.get("model_id") or "")
     engine = str(config.get("server_cls", "")) + str(config.get("llm_engine", ""))
     start = ["python3", "-m", "sglang.launch_server", "--model-path"] if "sglang" in engine.lower() else _SERVE
-    scaled = _map(settings.get("autoscaling_config"))
+    scaled = mapping(settings.get("autoscaling_config"))
     copies = settings.get("num_replicas") or scaled.get("max_replicas") or 1
-    words = [*start, model, *_flags(_map(config.get("engine_kwargs")))]
+    words = [*start, model, *_flags(mapping(config.get("engine_kwargs")))]
     return {"command": words, "replicas": copies, "subComponentType": role}
 
 
@@ -89,8 +90,8 @@ _MODEL = ("model_id", "model_dir")
 
 def _of_service(predictor: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the container of a service whose model has the format of Hugging Face."""
-    model, workers = _map(predictor.get("model")), _map(predictor.get("workerSpec"))
-    if _map(model.get("modelFormat")).get("name") != "huggingface":
+    model, workers = mapping(predictor.get("model")), mapping(predictor.get("workerSpec"))
+    if mapping(model.get("modelFormat")).get("name") != "huggingface":
         return
     named, words = str(model.get("storageUri", "")).removeprefix("hf://"), list[str]()
     rest = [str(word) for word in _list(model.get("args"))]
@@ -126,16 +127,16 @@ def _commanded(tree: Any) -> bool:
 
 def _of_llm_service(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the containers that KServe makes of a service without a command of its own: vLLM, with a prefill pool."""
-    model, first = _map(spec.get("model")), _map(spec.get("prefill"))
+    model, first = mapping(spec.get("model")), mapping(spec.get("prefill"))
     name = str(model.get("uri", "")).removeprefix("hf://")
     name = name if "://" not in name and name else str(model.get("name", ""))
     for pool, role in ((spec, "decode" if first else ""), (first, "prefill")):
         if not pool:
             continue
-        degrees = _map(pool.get("parallelism"))
+        degrees = mapping(pool.get("parallelism"))
         words = [f"{flag} {degrees[axis]}" for axis, flag in _DEGREES.items() if degrees.get(axis)]
         words += ["--enable-expert-parallel"] if degrees.get("expert") else []
-        containers = [_map(one) for one in _list(_map(pool.get("template")).get("containers"))]
+        containers = [mapping(one) for one in _list(mapping(pool.get("template")).get("containers"))]
         text = " ".join([f"vllm serve {shlex.quote(name)}", *words, *map(_words_of, containers)])
         image = next((str(one["image"]) for one in containers if one.get("image")), "")
         copies = pool.get("replicas", 1)
@@ -146,13 +147,9 @@ def _of_llm_service(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _words_of(container: Mapping[str, Any]) -> str:
     """Return what a container adds to the command of its template: a variable's words, and arguments."""
-    variables = map(_map, _list(container.get("env")))
+    variables = map(mapping, _list(container.get("env")))
     added = [str(one.get("value", "")) for one in variables if one.get("name") == _ADDED]
     return " ".join([*added, *(shlex.quote(str(word)) for word in _list(container.get("args")))])
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _list(value: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.formats._around import release_of
 from shardwise.formats._launched import Launched
+from shardwise.formats._yaml import mapping
 from shardwise.models import load_model
 from shardwise.records import replace
 
@@ -23,10 +24,6 @@ _MODEL = {"sglang": "--model-path", "vllm": "--model", "trtllm": "--model-path"}
 _ENGINES = tuple(f"{name}_config" for name in _MODEL)
 # What a recipe calls the type of its checkpoint -> the types of weights that are such, first the one that is meant.
 _PRECISIONS = {"fp4": ("nvfp4", "mxfp4", "int4", "nf4"), "fp8": ("fp8", "mxfp8"), "fp16": ("bf16",), "bf16": ("bf16",)}
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def is_recipe(text: str) -> bool:
@@ -43,7 +40,7 @@ def containers_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _engine(tree: Mapping[str, Any]) -> str:
     """Return the engine of a recipe, empty where it is none; SGLang is meant where none is named."""
-    backend = _map(tree.get("backend"))
+    backend = mapping(tree.get("backend"))
     name = str(backend.get("type") or "sglang")
     return name if name in _MODEL and any(key in backend for key in _ENGINES) and "resources" in tree else ""
 
@@ -52,9 +49,9 @@ def _of_recipe(tree: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a container of each pool of an srt-slurm recipe, as many as it has workers."""
     if not (engine := _engine(tree)):
         return
-    backend, resources = _map(tree["backend"]), _map(tree["resources"])
+    backend, resources = mapping(tree["backend"]), mapping(tree["resources"])
     for pool, role in _POOLS.items():
-        config = _map(backend.get(f"{engine}_config")).get(pool)
+        config = mapping(backend.get(f"{engine}_config")).get(pool)
         copies = resources.get(f"{_WORKERS[pool]}_workers")
         if not isinstance(config, Mapping) or copies == 0:
             continue
@@ -64,15 +61,15 @@ def _of_recipe(tree: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         else:
             words += _flags(config)
         words += ["--disaggregation-mode", role] if role else []
-        own = {**_map(tree.get("environment")), **_map(backend.get(f"{pool}_environment"))}
+        own = {**mapping(tree.get("environment")), **mapping(backend.get(f"{pool}_environment"))}
         variables = [{"name": name, "value": value} for name, value in own.items()]
         yield {"command": words, "env": variables, "replicas": copies or 1, "subComponentType": role}
 
 
 def _named(tree: Mapping[str, Any]) -> str:
     """Return the model of a recipe: the repository of its checkpoint, else a path or a word of the cluster's."""
-    repository = _map(_map(tree.get("identity")).get("model")).get("repo")
-    return str(repository or _map(tree.get("model")).get("path", "")).removeprefix("hf:")
+    repository = mapping(mapping(tree.get("identity")).get("model")).get("repo")
+    return str(repository or mapping(tree.get("model")).get("path", "")).removeprefix("hf:")
 
 
 def _flags(config: Mapping[str, Any]) -> list[str]:
@@ -89,7 +86,7 @@ def _flags(config: Mapping[str, Any]) -> list[str]:
 def files_of(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the files of options that a recipe writes for TensorRT-LLM, by name."""
     if _engine(tree) == "trtllm":
-        pools = _map(_map(tree["backend"]).get("trtllm_config"))
+        pools = mapping(mapping(tree["backend"]).get("trtllm_config"))
         yield from ((f"{pool}.yaml", json.dumps(config)) for pool, config in pools.items())
 
 
@@ -105,11 +102,11 @@ _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 
 def _of_values(tree: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the container of each model in the values of vLLM production-stack's chart."""
-    listed = _map(tree.get("servingEngineSpec")).get("modelSpec")
+    listed = mapping(tree.get("servingEngineSpec")).get("modelSpec")
     for one in listed if isinstance(listed, list) else ():
-        config, cache = _map(_map(one).get("vllmConfig")), _map(_map(one).get("lmcacheConfig"))
-        words = ["vllm", "serve", str(_map(one).get("modelURL", ""))]
-        words += ["--enable-lora"] if _map(one).get("enableLoRA") else []
+        config, cache = mapping(mapping(one).get("vllmConfig")), mapping(mapping(one).get("lmcacheConfig"))
+        words = ["vllm", "serve", str(mapping(one).get("modelURL", ""))]
+        words += ["--enable-lora"] if mapping(one).get("enableLoRA") else []
         if "enableChunkedPrefill" in config:
             words += ["--enable-chunked-prefill" if config["enableChunkedPrefill"] else "--no-enable-chunked-prefill"]
         if config:
@@ -118,9 +115,9 @@ def _of_values(tree: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         more = config.get("extraArgs")
         words += [str(word) for word in more] if isinstance(more, list) else []
         role = _ROLES.get(str(cache.get("kvRole", "")), "") if cache.get("enablePD") else ""
-        own = _map(one).get("env") or []
-        image = f"{_map(one).get('repository', '')}:{_map(one).get('tag', '')}"
-        copies = _map(one).get("replicaCount", 1)
+        own = mapping(one).get("env") or []
+        image = f"{mapping(one).get('repository', '')}:{mapping(one).get('tag', '')}"
+        copies = mapping(one).get("replicaCount", 1)
         yield {"command": words, "image": image, "env": own, "replicas": copies, "subComponentType": role}
 
 
@@ -129,11 +126,11 @@ def with_precision(tree: Mapping[str, Any], one: Launched) -> Launched:
     if not _engine(tree):
         return one
     notes = list(one.assumed)
-    precision, model = str(_map(tree.get("model")).get("precision", "")), str(one.values.get("model", ""))
+    precision, model = str(mapping(tree.get("model")).get("precision", "")), str(one.values.get("model", ""))
     weights = "" if one.values.get("weights") else _weights(precision, model)
     if weights:
         notes.append(f"weights {weights}: model.precision {precision}, which is not how {model} is stored")
-    bench = _map(tree.get("benchmark"))
+    bench = mapping(tree.get("benchmark"))
     if type(bench.get("isl")) is int and type(bench.get("osl")) is int:
         flags = f"--input-tokens {bench['isl']} --output-tokens {bench['osl']}"
         notes.append(f"lengths and load are left to the question: its benchmark has {flags}")
@@ -147,9 +144,12 @@ _FRAMEWORKS = {"sglang": "sglang", "vllm": "vllm", "trtllm": "tensorrt_llm"}
 
 def _release(tree: Mapping[str, Any]) -> str:
     """Return the release of the engine that a recipe was made with, or of its container; empty where none is said."""
-    engine, identity = _engine(tree), _map(tree.get("identity"))
-    stated = _map(identity.get("frameworks")).get(_FRAMEWORKS[engine])
-    images = str(_map(identity.get("container")).get("image", "")), str(_map(tree.get("model")).get("container", ""))
+    engine, identity = _engine(tree), mapping(tree.get("identity"))
+    stated = mapping(identity.get("frameworks")).get(_FRAMEWORKS[engine])
+    images = (
+        str(mapping(identity.get("container")).get("image", "")),
+        str(mapping(tree.get("model")).get("container", "")),
+    )
     return str(stated or "") or next((tag for one in images if (tag := release_of(engine, one))), "")
 
 

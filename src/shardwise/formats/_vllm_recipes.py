@@ -13,6 +13,7 @@ from typing import Any
 from shardwise.errors import InputError, Problem
 from shardwise.formats import _yaml, vllm
 from shardwise.formats._launched import Launched
+from shardwise.formats._yaml import mapping
 from shardwise.records import replace
 
 _TP, _EXPERTS = "--tensor-parallel-size", "--enable-expert-parallel"
@@ -45,18 +46,18 @@ def read(text: str, source: str, variables: Mapping[str, str], num_devices: int 
     _check(tree, source, variables)
     strategy = variables.get("STRATEGY") or _usual(tree)
     flag, own = _STRATEGIES[strategy]
-    variant = _map(_map(tree.get("variants")).get(variables.get("VARIANT", "default")))
-    override, hardware = _map(_map(tree.get("strategy_overrides")).get(strategy)), variables.get("HARDWARE", "")
+    variant = mapping(mapping(tree.get("variants")).get(variables.get("VARIANT", "default")))
+    override, hardware = mapping(mapping(tree.get("strategy_overrides")).get(strategy)), variables.get("HARDWARE", "")
     count = _count(variant, override, hardware) if strategy == "single_node_tp" else 0
     spread = count or num_devices
-    words = [str(variant.get("model_id") or _map(tree.get("model")).get("model_id", ""))]
-    words += _words(_map(tree.get("model")).get("base_args")) + _words(variant.get("extra_args"))
+    words = [str(variant.get("model_id") or mapping(tree.get("model")).get("model_id", ""))]
+    words += _words(mapping(tree.get("model")).get("base_args")) + _words(variant.get("extra_args"))
     words += [*own, *([flag, str(spread)] if spread else [])]
     words += _words(override.get("extra_args")) + _words(override.get("vllm_args"))
     words += [word for one in (variant, override, tree) for word in _of_hardware(one, hardware)]
     left = _words(tree.get("opt_in_features"))
-    for name, feature in _map(tree.get("features")).items():
-        words += _words(_map(feature).get("args")) if name not in left else []
+    for name, feature in mapping(tree.get("features")).items():
+        words += _words(mapping(feature).get("args")) if name not in left else []
     one = vllm.read_words(words, source)
     notes = [f"strategy {strategy}, variant {variables.get('VARIANT', 'default')}"]
     notes += [] if spread else [f"{flag} 1: the strategy takes every device, and none are counted"]
@@ -97,23 +98,19 @@ def _count(variant: Mapping[str, Any], override: Mapping[str, Any], hardware: st
 
 
 def _of_hardware(tree: Mapping[str, Any], hardware: str) -> list[str]:
-    return _words(_map(_map(tree.get("hardware_overrides")).get(hardware)).get("extra_args")) if hardware else []
+    return _words(mapping(mapping(tree.get("hardware_overrides")).get(hardware)).get("extra_args")) if hardware else []
 
 
 def _left(tree: Mapping[str, Any], variables: Mapping[str, str]) -> list[tuple[str, list[str]]]:
     """Return which choices the recipe has beside what is read, but strategies, which are read by their name."""
-    variants = [f"variant {one}" for one in _map(tree.get("variants")) if one != "default"]
+    variants = [f"variant {one}" for one in mapping(tree.get("variants")) if one != "default"]
     devices = [
         f"arguments for {name}"
-        for name, one in _map(tree.get("hardware_overrides")).items()
-        if _map(one).get("extra_args")
+        for name, one in mapping(tree.get("hardware_overrides")).items()
+        if mapping(one).get("extra_args")
     ]
     pairs = (("VARIANT", variants), ("HARDWARE", devices))
     return [(name, others) for name, others in pairs if others and name not in variables]
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _words(value: Any) -> list[str]:

@@ -206,6 +206,15 @@ def assigned(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return values, rest
 
 
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return an object of a tree, an empty one for whatever else stands there.
+
+    >>> mapping({"replicas": 2}), mapping("two")
+    ({'replicas': 2}, {})
+    """
+    return value if isinstance(value, Mapping) else {}
+
+
 def value_of(text: str) -> Any:
     """Return the value that a word stands for, itself where it is no plain YAML.
 
