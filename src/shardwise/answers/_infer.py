@@ -283,10 +283,10 @@ def _described(report: InferReport) -> str:
 def _reach(page: Page, report: InferReport, risk: float) -> None:
     """Append the chance to fit, and the band of the tokens that the cache holds."""
     chance = report.chance_to_fit
-    wanted = f", and {risk:.0%} was asked: too risky" if chance < risk else ""
+    wanted = f", too risky for the {risk:.0%} that was asked" if chance < risk else ""
     band = report.interval.get("kv_cache_tokens")
     tokens = (
-        ": the cache holds {} to {} tokens in 8 of 10 published runs".format(*map(show_count, band)) if band else ""
+        "; the cache holds {} to {} tokens in 8 of 10 published runs".format(*map(show_count, band)) if band else ""
     )
     page.note(f"chance to fit {show_chance(chance)}{wanted}{tokens}", "bold yellow" if wanted else "dim")
 

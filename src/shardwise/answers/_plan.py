@@ -51,4 +51,8 @@ def described(inputs: Inputs, report: Any) -> str:
 
     if inputs.get("what") == "train":
         return tuned_in_words(report) if asks_to_tune(inputs) else describe_placed(report)
-    return describe_deployment(getattr(report, "base", report))
+    if inputs.get("what") == "serve":
+        from shardwise.answers._plan_serve import describe
+
+        return f"{describe(report)}, weights {report.base.case.format.name}"
+    return describe_deployment(report)

@@ -295,7 +295,7 @@ def _around(result: TrainingResult, report: TrainReport) -> str:
     """Return the chance to fit, the band of the step, and how far other plans of the same degrees go."""
     low, high = map(show_seconds, report.interval["step_seconds"])
     band = f"chance to fit {show_chance(report.chance_to_fit)}; typical {show_seconds(report.typical['step_seconds'])}"
-    band += f", 8 of 10 {low} to {high}"
+    band += f", 8 of 10 published runs {low} to {high}"
     alike = result.alternatives(report)[1:]
     return band + (f"; {len(alike)} more of these degrees up to {show_seconds(alike[-1])}" if alike else "")
 

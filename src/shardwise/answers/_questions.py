@@ -57,7 +57,11 @@ def _latency(metric: str, quantile: str) -> Callable[[Any], Any]:
 _FITS = Headline("fits", "fits", _yes, _of("fits"))
 
 
-_CHANCE = Headline("chance_to_fit", "chance", lambda value: f"{value:.0%}", _of("chance_to_fit"))
+def _chance(value: float) -> str:
+    return ">99%" if value > 0.99 else "<1%" if value < 0.01 else f"{value:.0%}"
+
+
+_CHANCE = Headline("chance_to_fit", "chance", _chance, _of("chance_to_fit"))
 
 
 def _usd_per_million(report: Any) -> float | None:

@@ -78,7 +78,7 @@ _PHASES = {
     "recompute": "recompute in backward",
     "decode": "decode step",
 }
-_BOUNDS = {"compute": "by arithmetic", "memory": "by memory", "start": "by starting kernels"}
+_BOUNDS = {"compute": "by arithmetic", "memory": "by memory", "start": "by launch overhead"}
 # Left out in this order where the page is narrow.
 _SPARE = ("ridge", "bytes", "FLOPs", "peak", "a call", "TFLOP/s")
 _LEFT = ("operator", "m x n x k", "bound")
@@ -141,7 +141,8 @@ def _table(page: Page, result: Roofline, key: tuple[str, str], points: Sequence[
     part, phase = key
     share = sum(result.share(p) for p in points)
     title = f"{part}, {_PHASES.get(phase, phase)}"
-    aside = f"{points[0].times:,.0f} times, {share:.1%} of the compute"
+    times = "once" if points[0].times == 1 else f"{points[0].times:,.0f} times"
+    aside = f"{times}, {share:.1%} of the compute"
     on_one_line = len(title) + 2 + len(aside) <= page.width
     page.add((title.upper(), "bold"), ("  " + aside if on_one_line else "", "dim"))
     if not on_one_line:

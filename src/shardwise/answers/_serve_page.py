@@ -32,7 +32,7 @@ def chance_line(report: ServeReport, page: Page) -> None:
     """Append the chance to fit, to carry the load and to keep every limit, and whether it is what was asked."""
     if report.fits and report.stable:
         risk = report.options.risk
-        wanted = f", and {risk:.0%} was asked: too risky" if report.chance_to_meet < risk else ""
+        wanted = f", too risky for the {risk:.0%} that was asked" if report.chance_to_meet < risk else ""
         what = "carry it and keep every limit" if report.options.limits else "carry it"
         chance = f"chance to {what} {show_chance(report.chance_to_meet)}{wanted}"
         page.note(chance, "bold yellow" if wanted else "dim")

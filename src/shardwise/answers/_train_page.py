@@ -147,7 +147,7 @@ def _verdict(page: Page, report: TrainReport, risk: float, parts: Mapping[str, f
 def _reach(page: Page, report: TrainReport, risk: float) -> None:
     """Append the chance to fit, and the band of the bytes of the device where it crosses the limit."""
     chance, limit = report.chance_to_fit, report.verdict.limit_bytes
-    wanted = f", and {risk:.0%} was asked: too risky" if chance < risk else ""
+    wanted = f", too risky for the {risk:.0%} that was asked" if chance < risk else ""
     low, high = report.interval["device_bytes"]
     style = "bold yellow" if wanted or low < limit < high else "dim"
     page.note(f"chance to fit {show_chance(chance)}{wanted}: {show_band(report, 'device_bytes', show_bytes)}", style)

@@ -282,7 +282,8 @@ def _with(name: str, overrides: Mapping[str, Any] | None, more: Sequence[str] = 
     entry = catalogue()[name]
     notes = [*more, *(f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", []))]
     if "beside" in entry:
-        notes.append(f"only the language model is counted, without its {entry['beside']}")
+        counted = "timed" if "towers" in entry else "counted"  # engines load towers of known sizes
+        notes.append(f"only the language model is {counted}, without its {entry['beside']}")
     config = entry["config"] | ({"max_position_embeddings": context} if context else {})
     model = architecture_from_config(config, name=name, overrides=overrides, notes=notes)
     return replace(model, tower_parameters=entry["towers"]) if "towers" in entry else model

@@ -246,13 +246,14 @@ def _stated(case: ServingCase) -> list[str]:
         "experts": "routed experts alone",
         "all": "all matrices",
     }
-    group = f", scales of {form.scale_bits:g} bits a group of {form.group}" if form.group else ""
+    group = f", {form.scale_bits:g} bits of scale data for every {form.group:,} weights" if form.group else ""
     fraction = job.memory_fraction or engine.memory.fraction
-    share = f"{fraction:g}" if fraction else "what chunks of prompts and captured graphs leave"
+    share = f"{fraction:g} of" if fraction else "what chunks of prompts and captured graphs leave of"
+    share = "all" if fraction == 1 else share
     spelled = {
-        "total": f"weights, activations and cache within {share} of usable memory",
-        "static": f"weights and cache within {share} of usable memory",
-        "free": f"cache within {share} of what weights and activations leave",
+        "total": f"weights, activations and cache within {share} usable memory",
+        "static": f"weights and cache within {share} usable memory",
+        "free": f"cache within {share} what weights and activations leave",
     }
     title = case.cluster.device.built(engine.title)
     stated = f"{show_bytes(job.kv_cache_memory)} of cache as stated, whatever share of the memory that is"
@@ -287,7 +288,9 @@ def _stated(case: ServingCase) -> list[str]:
         notes.append(f"adapters {job.adapters}: of rank {job.adapter_rank} in every linear layer, used in turn")
     if job.speculative_method:
         made = tokens_per_step(job)
-        notes.append(f"{job.speculative_method}: {job.num_speculative_tokens} guesses and {made:.3g} tokens a step")
+        notes.append(
+            f"{job.speculative_method}: {job.num_speculative_tokens} draft tokens a step, acceptance length {made:.3g}"
+        )
     notes += ["tables of embeddings are in the host's memory"] * engine.memory.tables_apart(case.cluster.device)
     notes += ["multi-token-prediction layers are not loaded"] * bool(case.model.mtp and job.speculative_method != "mtp")
     if case.model.max_context and job.total_tokens > case.model.max_context:

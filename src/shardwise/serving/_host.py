@@ -10,7 +10,7 @@ from shardwise.cost import family_of
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, maximum, total
 from shardwise.ledger.op import Op, OpRole
-from shardwise.ledger.traced import named
+from shardwise.ledger.traced import leaf, named
 from shardwise.serving._cache import keeps_states
 from shardwise.serving._captured import captured_sequences, captures_prompts
 from shardwise.serving._case import ServingCase
@@ -33,9 +33,10 @@ def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X])
     layers, split = case.model.num_layers, above(sizes.tp, 1, sizes.tp, 0 * one)
     launches = layers * (beside_seconds(host, case.cluster.device) + host.host.row_split_seconds * split)
     between = host.host.between_seconds if host.host.schedules_between(case.job.speculative_method) else 0.0
-    steps = host.host.step_seconds + between + _serial_seconds(case)
+    steps = leaf("host work of every step", host.host.step_seconds + between + _serial_seconds(case), host.name, "s")
     own = steps + launches + host.host.worker_doubling_seconds * doublings
-    return own + (host.host.sequence_seconds + host.host.block_seconds * blocks) * step.sequences
+    each = host.host.sequence_seconds + host.host.block_seconds * blocks
+    return own + named(leaf("for a sequence", each, host.name, "s") * step.sequences, "host work for each sequence")
 
 
 def _serial_seconds(case: ServingCase) -> float:

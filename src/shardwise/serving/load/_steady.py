@@ -111,7 +111,7 @@ class Replicas:
             return self.full_seconds
         apart = np.where(self.batches.many[:, 0] > 1, self._seconds_of(False)[:, -1], 0.0)
         longest = np.maximum(self._seconds[:, -1], apart)
-        return called(longest / self.batches.lanes, "each request of the most that are carried")
+        return called(longest / self.batches.lanes, "seconds of a replica a request, at capacity")
 
     @cached_property
     def capacity(self) -> Any:

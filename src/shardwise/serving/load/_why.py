@@ -18,7 +18,7 @@ EXPLAINED: tuple[Metric, ...] = ("ttft", "tpot", "e2e")
 WAITS = ("waiting for a sequence slot", "waiting for cache", "waiting for step tokens", "rest of a running step")
 OWN_PROMPT, OWN_DECODE = "own prompt", "own decode steps"
 MATES, PROMPTS, OTHERS = "other requests in the steps of its prompt", "prompts of others", "other batches and groups"
-BATCH, LOST = "other sequences in its decode steps", "sent away: waiting and recomputing"
+BATCH, LOST = "other sequences in its decode steps", "preempted: waiting and recomputing"
 
 
 def _near(requests: Sequence[Request], metric: Metric, name: str) -> list[tuple[Request, float]]:
