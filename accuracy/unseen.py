@@ -1,10 +1,9 @@
 """Print how far off published runs are that no constant or factor rests on, by source; bands do.
 
 `python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/*.csv` every row with its
-prediction. The second file is of frameworks that hardly another row is of, the third of laboratories that none is of,
-the fourth of mixtures of experts, the fifth of fine-tuning, the sixth of dense models, the seventh of 2026 with eight
-to 256 devices; then come servers, static batches and verification cards. Collectives of several laboratories lie beside
-them (collectives_unseen.csv), and in no line of the table.
+prediction. notes/unseen.md says what each file is of, how it was predicted before anyone looked, and which few rows
+have suggested a constant since. Collectives of several laboratories lie beside them (collectives_unseen.csv), and in no
+line of the table.
 """
 
 from __future__ import annotations
