@@ -69,4 +69,4 @@ def test_a_batch_runs_at_once(words: str, status: int) -> None:
 def test_a_search_keeps_to_the_sequences_that_run_at_once() -> None:
     """No plan has a larger batch than --max-sequences, and the largest is tried."""
     best = run("plan", "infer", *_DENSE, "--max-sequences", "48", "--json").tree["best"]
-    assert max(one["plan"]["batch"] if "batch" in one["plan"] else one["job"]["batch"] for one in best) == 48
+    assert max(one["job"]["batch"] for one in best) == 48

@@ -95,5 +95,5 @@ def test_searches_take_engines_with_their_releases() -> None:
     """Each of several engines may be named so; what no engine is called is refused as before."""
     words = ("plan", "infer", "llama-3.1-8b", "--on", "h100-sxm-80gb", "--json", "--engine")
     engines = {one["plan"]["engine"] for one in run(*words, "vllm==0.12.0,sglang==0.5.4").tree["best"]}
-    assert engines <= {"vllm-0.13", "sglang-0.5.7"}
+    assert engines and engines <= {"vllm-0.13", "sglang-0.5.7"}
     assert run(*words, "tgi-1.4").fields == ["engine"]

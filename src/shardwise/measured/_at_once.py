@@ -40,9 +40,7 @@ def queued(record: Record, base: InferReport, count: int) -> ServeReport:
     """
     stated = -(-record.whole("batch") // base.plan.dp)
     most = stated or limits_of(base.case.engine.name, base.case.cluster.device).sequences
-    job = replace(
-        base.case.job, max_sequences=most, max_batched_tokens=record.whole("max_num_batched_tokens")
-    )  # fmt: skip
+    job = replace(base.case.job, max_sequences=most, max_batched_tokens=record.whole("max_num_batched_tokens"))
     report = _all_at_once(record, base, job, min(count, _MOST))
     record.assume(f"offline: a queue of {count} requests, up to {_most_running(report)}")
     return report

@@ -20,7 +20,7 @@ _CLEARLY = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class _Point:
-    """A layout at a share of its capacity."""
+    """A layout at a share of its capacity: tokens a second of a user and of a device, requests a second, seconds."""
 
     user: float
     each: float
