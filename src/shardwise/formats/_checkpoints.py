@@ -28,6 +28,17 @@ def with_prompts(keys: Keys, stack: Stack, prompt: str, tp: str = "", usual_tp: 
     return replace(stack, settings=replace(stack.settings, rollout_prompt_tokens=tokens, rollout_tp=degree))
 
 
+def with_samples(stack: Stack, samples: int, batch: int) -> Stack:
+    """Return a stack whose rollouts, where they are timed, are of so many samples: several steps train on one.
+
+    verl/trainer/ppo/ray_trainer.py fit: generate_sequences is asked of data.train_batch_size prompts, n times each;
+    slime and ROLL by their rollout_batch_size.
+    """
+    if not stack.settings.times_rollouts or samples <= batch:
+        return stack
+    return replace(stack, settings=replace(stack.settings, rollout_samples=samples))
+
+
 def attending(keys: Keys, stack: Stack, path: str) -> Stack:
     """Return a stack with the attention that a key names; words that are not known leave it."""
     return with_attention(stack, keys.word(path))

@@ -358,11 +358,15 @@ def read_launch(text: str, source: str, variables: Mapping[str, str], files: Lau
     >>> one.num_devices, one.values["model"], one.values["memory_fraction"]
     (2, 'meta-llama/Llama-3.1-8B', 0.9)
     """
-    first, *others = launches_of(text, source, variables, files)
-    one = first()
-    if others:
-        one = replace(one, assumed=(*one.assumed, f"the first of {1 + len(others)} servers that the script starts"))
-    return one
+    return first_of(launches_of(text, source, variables, files))
+
+
+def first_of(servers: Sequence[Callable[[], Launched]]) -> Launched:
+    """Return the first of the servers that a script starts, which is said where there are more."""
+    one = servers[0]()
+    if len(servers) == 1:
+        return one
+    return replace(one, assumed=(*one.assumed, f"the first of {len(servers)} servers that the script starts"))
 
 
 def launches_of(

@@ -17,7 +17,7 @@ from shardwise.errors import InputError, Problem, cut
 from shardwise.formats import _operators, _yaml, vllm
 from shardwise.formats._around import with_image
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import Launched, LaunchFiles, engine_in, launches_of, read_launch
+from shardwise.formats._launched import Launched, LaunchFiles, engine_in, first_of, launches_of, read_launch
 from shardwise.formats._operators import is_operated
 from shardwise.formats._pods import Service, services_of
 from shardwise.formats._recipes import containers_of, files_of, is_recipe, with_precision
@@ -71,7 +71,7 @@ def read(text: str, source: str, variables: Mapping[str, str], folder: str = "."
 def read_script(text: str, source: str, variables: Mapping[str, str], files: LaunchFiles) -> Launched:
     """Return the server that a script starts, or both pools where it starts the workers of two."""
     servers = launches_of(text, source, variables, files)
-    one = read_launch(text, source, variables, files)
+    one = first_of(servers)
     if one.role not in ("prefill", "decode") or not 1 < len(servers) <= _MOST_WORKERS:
         return one
     pools: dict[str, list[Launched]] = {"prefill": [], "decode": []}

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._checkpoints import with_prompts
+from shardwise.formats._checkpoints import with_prompts, with_samples
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, flat_keys, top_level
 from shardwise.formats.megatron._beside import NAMES, plan_beside
 from shardwise.formats.megatron._values import by_name
@@ -52,7 +52,7 @@ def read(text: str, source: str = "roll.yaml", around: ImportContext = PLAIN) ->
     if "defaults" in tree:
         keys.assumed.append("settings of other files, which defaults lists, are not read")
     model = _trainer.model_named(keys, next((one for one in _MODELS if keys.raw(one)), "pretrain"))
-    mapped = _devices(keys, "train.device_mapping")
+    mapped = sum(map(len, _places(keys, "train.device_mapping")))
     devices = around.num_devices or mapped
     strategy = keys.word("train.strategy_args.strategy_name")
     if strategy == "megatron_train":
@@ -101,15 +101,26 @@ def _usual(keys: Keys) -> dict[str, Any]:
     return usual | {"overlap_p2p_comm": True, "create_attention_mask_in_dataloader": False}
 
 
-def _devices(keys: Keys, path: str) -> int:
-    """Return how many devices a worker is mapped to, 0 where it is not said."""
+def _places(keys: Keys, path: str) -> list[range]:
+    """Return the devices that a worker is mapped to, as ranges of their numbers, none where it is not said."""
     stated = keys.values.get(path)
     if isinstance(stated, list):
-        return len(stated)
-    return sum(
-        max(int(high) - int(low), 0) if high else len([one for one in listed.split(",") if one.strip()])
-        for low, high, listed in _RANGE.findall(str(stated or ""))
-    )
+        return [range(int(one), int(one) + 1) for one in map(str, stated) if one.isdecimal()]
+    places: list[range] = []
+    for low, high, listed in _RANGE.findall(str(stated or "")):
+        ones = [int(one) for one in listed.split(",") if one.strip()]
+        places += [range(int(low), int(high))] if high else [range(one, one + 1) for one in ones]
+    return [some for some in places if some]
+
+
+def _meet(theirs: list[range], ours: list[range]) -> bool:
+    """Return whether two workers have a device in common, without counting the devices one by one."""
+    ends = [0, 0]
+    for low, high, side in sorted((some.start, some.stop, i) for i, one in enumerate((theirs, ours)) for some in one):
+        if low < ends[1 - side]:
+            return True
+        ends[side] = max(ends[side], high)
+    return False
 
 
 def _fsdp(keys: Keys, devices: int) -> Plan:
@@ -164,22 +175,11 @@ def _rollouts(keys: Keys, stack: Stack, job: Training) -> Stack:
     tp = "actor_infer.strategy_args.strategy_config.tensor_parallel_size"
     tp = tp if keys.raw(tp) else "actor_infer.strategy_args.strategy_config.tensor_model_parallel_size"
     stack = with_prompts(keys, stack, "prompt_length", tp)
-    settings = stack.settings
     samples = (keys.whole("rollout_batch_size") or 128) * (keys.whole("num_return_sequences_in_group") or 1)
-    if settings.times_rollouts and samples > job.global_batch:
-        settings = replace(settings, rollout_samples=samples)
+    stack = with_samples(stack, samples, job.global_batch)
+    settings = stack.settings
     theirs, ours = (_places(keys, f"{one}.device_mapping") for one in ("actor_infer", "train"))
-    if not theirs or theirs & ours:
+    if not theirs or _meet(theirs, ours):
         return replace(stack, settings=replace(settings, rollout="asleep" if theirs else settings.rollout))
-    own = len(theirs) if settings.rollout_prompt_tokens else 0
+    own = sum(map(len, theirs)) if settings.rollout_prompt_tokens else 0
     return replace(stack, settings=replace(settings, rollout="apart", rollout_devices=own))
-
-
-def _places(keys: Keys, path: str) -> set[int]:
-    """Return the devices that a worker is mapped to, by their numbers."""
-    stated, places = keys.values.get(path), set[int]()
-    if isinstance(stated, list):
-        return {one for one in stated if type(one) is int}
-    for low, high, listed in _RANGE.findall(str(stated or "")):
-        places |= set(range(int(low), int(high))) if high else {int(one) for one in listed.split(",") if one.strip()}
-    return places

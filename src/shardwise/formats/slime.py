@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise.formats import _trainer
-from shardwise.formats._checkpoints import with_prompts
+from shardwise.formats._checkpoints import with_prompts, with_samples
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys
 from shardwise.formats._launch import started
 from shardwise.formats.megatron._beside import plan_beside, worded
@@ -143,10 +143,9 @@ def _rollouts(keys: Keys, stack: Stack, job: Training) -> Stack:
     if job.method == "sft":
         return stack
     stack = with_prompts(keys, stack, "rollout_max_prompt_len", "rollout_num_gpus_per_engine")
-    settings = stack.settings
     samples = (keys.whole("rollout_batch_size") or 0) * (keys.whole("n_samples_per_prompt") or 1)
-    if settings.times_rollouts and samples > job.global_batch:
-        settings = replace(settings, rollout_samples=samples)
+    stack = with_samples(stack, samples, job.global_batch)
+    settings = stack.settings
     if not keys.flag("colocate"):
         own = keys.whole("rollout_num_gpus", least=0) or 0
         settings = replace(settings, rollout="apart", rollout_devices=own if settings.rollout_prompt_tokens else 0)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._checkpoints import with_prompts
+from shardwise.formats._checkpoints import with_prompts, with_samples
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, flat_keys, table, top_level
 from shardwise.formats._launch import Launch, started
@@ -112,19 +112,9 @@ def _case(values: Mapping[str, Any], source: str, around: ImportContext) -> Impo
     _trainer.say_unpacked(keys, seq_len)
     return keys.case(
         source, model=model, plan=plan, job=job,
-        stack=_generating(_settings(keys, stack, devices), prompts * answers, batch),
+        stack=with_samples(_settings(keys, stack, devices), prompts * answers, batch),
         num_devices=devices, devices_per_node=0 if around.num_devices else each,
     )  # fmt: skip
-
-
-def _generating(stack: Stack, samples: int, batch: int) -> Stack:
-    """Return a stack whose rollouts, where they are timed, are of a train batch: several mini-batches train on one.
-
-    verl/trainer/ppo/ray_trainer.py fit: generate_sequences is asked of data.train_batch_size prompts, n times each.
-    """
-    if not stack.settings.times_rollouts or samples <= batch:
-        return stack
-    return replace(stack, settings=replace(stack.settings, rollout_samples=samples))
 
 
 def _model(keys: Keys, path: str) -> Model | None:
