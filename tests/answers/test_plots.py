@@ -149,10 +149,10 @@ def test_names_of_rates_stand_apart_within_their_panel(size: str) -> None:
         lay_out(figure)
         for axes in [one for one in figure.axes if one.get_title(loc="left").endswith("against rate")]:
             words = {text.get_text(): text.get_window_extent() for text in axes.texts}
-            assert words["knee"].x1 < words["carries"].x0
-            assert words["carries"].x1 < axes.get_window_extent().x1
-        assert words["carries"].x1 < words["this load"].x0 < axes.get_window_extent().x1
-    assert "asked 70.00, carries" in " ".join(texts(figure).split())
+            assert words["knee"].x1 < words["capacity"].x0
+            assert words["capacity"].x1 < axes.get_window_extent().x1
+        assert words["capacity"].x1 < words["this load"].x0 < axes.get_window_extent().x1
+    assert "load 70.00, capacity" in " ".join(texts(figure).split())
 
 
 def test_a_search_without_plans_is_drawn() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shardwise.plans import Plan
 
-WHISKER = "judged by published runs, 8 of 10 lie here"
+WHISKER = "8 of 10 published runs"
 AXES = {
     "tp": ("tensor parallel", "#D55E00"),
     "tp2": ("tensor parallel, second axis", "#A63D00"),

@@ -165,7 +165,7 @@ def _time_panels(axes: Sequence[Axes], bars: Sequence[Bar], hidden: Sequence[Bar
     _panel(axes[0], "Time of a step", bars, TIME, scale)
     legend(axes[0], bars, TIME, scale.unit)
     if shown:
-        _panel(axes[1], "Communication hidden behind compute, not part of the step", shown, HIDDEN, scale)
+        _panel(axes[1], "Communication overlapped with compute, not part of the step", shown, HIDDEN, scale)
         legend(axes[1], shown, HIDDEN, scale.unit)
 
 

@@ -52,7 +52,7 @@ _CAUSES = {
 }  # fmt: skip
 
 
-# Share of the axis beyond the last line, and how far beyond what is carried a load is still drawn.
+# Share of the axis beyond the last line, and how far beyond the capacity a load is still drawn.
 _ROOM, _FAR = 1.25, 2.0
 
 
@@ -62,7 +62,7 @@ def load_figure(report: ServeReport, measured: Mapping[str, Sequence[float]] | N
     title = title_of(base.case.model.name, report.devices, base.case.cluster.device.name)
     words = f"{report.replicas} x tp {base.plan.tp}, pp {base.plan.pp}, {base.case.engine.name}; "
     asked = report.workload.arrivals.rate
-    words += f"asked {asked:,.2f}, carries " if asked else "carries "
+    words += f"load {asked:,.2f}, capacity " if asked else "capacity "
     lines = [words + f"{report.capacity_per_second:,.2f} requests/s"]
     rated = report.fits and report.workload.arrivals.kind in ("poisson", "constant", "gamma")
     causes = waterfall_of(report) if report.requests else {}
@@ -83,7 +83,7 @@ def load_figure(report: ServeReport, measured: Mapping[str, Sequence[float]] | N
 
 
 def curve_of(report: ServeReport) -> list[ServeReport]:
-    """Return the deployment at shares of what it carries."""
+    """Return the deployment at shares of its capacity."""
     case, asked = report.base.case, report.workload
     options = replace(report.options, limits=report.options.limits, autoscale=None)
     rates = (share * report.capacity_per_second for share in _SHARES)
@@ -128,10 +128,10 @@ def _tick(seconds: float, _: object = None) -> str:
 
 
 def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: ServeReport) -> None:
-    """Draw p99 latencies and goodput against the rate, with what is carried and the load that was asked."""
+    """Draw p99 and p50 latencies and goodput against the rate, with the capacity and the load that was asked."""
     rates = [one.workload.arrivals.rate for one in curve]
     capacity, asked = report.capacity_per_second, report.workload.arrivals.rate
-    # Room for the words beside the lines of what is carried and of what is asked, where that is not far beyond.
+    # Room for the words beside the lines of capacity and load, where the load is not far beyond.
     far = _ROOM * (max(capacity, asked) if asked <= _FAR * capacity else capacity)
     for metric, (colour, marker) in zip(_NAMES, SERIES, strict=False):
         for name, style in (("p99", "-"), ("p50", ":")):
@@ -153,10 +153,11 @@ def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: Serve
     upper.set_title("Latency against rate", pad=26)
     _key(upper)
     kept = [one.goodput_share * rate for one, rate in zip(curve, rates, strict=True)]
-    lower.plot(rates, rates, color=PALE, linewidth=1.0, label="asked")
+    lower.plot(rates, rates, color=PALE, linewidth=1.0, label="load")
     lower.plot(rates, kept, color=GREEN, linewidth=1.4, marker="^", markersize=3, label="within every limit")
     lower.set_title("Goodput against rate", pad=26)
-    lower.set_xlabel("requests/s")
+    lower.set_xlabel("requests/s that arrive")
+    lower.set_ylabel("requests/s")
     lower.set_ylim(0)
     _key(lower)
     knee = knee_of(curve)
@@ -164,10 +165,10 @@ def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: Serve
     for axes in (upper, lower):
         axes.set_xlim(0, far)
         axes.grid(True)
-        # Names stand at the foot, since the key is above the panel: the knee is never beyond what is carried.
+        # Names stand at the foot, since the key is above the panel: the knee is never beyond the capacity.
         axes.axvline(capacity, color=RED, linewidth=1.2, linestyle=(0, (4, 2)), zorder=4)
         at: dict[str, Any] = {"xycoords": ("data", "axes fraction"), **small}
-        axes.annotate("carries", (capacity, 0.02), (2, 0), **{**at, "color": RED})
+        axes.annotate("capacity", (capacity, 0.02), (2, 0), **{**at, "color": RED})
         axes.axvline(knee, color=GREY, linewidth=0.8, linestyle=(0, (4, 2)))
         axes.annotate("knee", (knee, 0.02), (-2, 0), ha="right", **at)
         axes.axvline(asked, color=INK, linewidth=0.8, linestyle=(0, (1, 1)))
@@ -179,7 +180,7 @@ def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: Serve
 
 
 def _published(upper: Axes, lower: Axes, report: ServeReport) -> None:
-    """Draw where 8 of 10 published runs lie: each p99 at the load that was asked, and what is carried."""
+    """Draw where 8 of 10 published runs lie: each p99 at the load that was asked, and the capacity."""
     rate = report.workload.arrivals.rate
     for metric, (colour, _) in zip(_NAMES, SERIES, strict=False):
         band = report.interval.get(metric, {}).get("p99_seconds")
