@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree
 from dataclasses import fields, replace
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from shardwise import (
     TrainReport,
 )
 from shardwise.answers._answer import whole_shares
+from shardwise.answers._canvas import SIZES, Canvas, lay_out, styled
+from shardwise.answers._plot import figure_of
 from shardwise.answers._roofline_points import INSIDE, LIMITS
 from shardwise.answers._train_tree import step_tree
 from shardwise.plans import find_stack
@@ -201,3 +204,25 @@ def test_the_operators_of_preferences_are_those_of_the_update() -> None:
     words = ("roofline", "llama-3.2-1b", "--on", "1xh100", "--seq-len", "1024", "--global-batch", "8")
     assert " one step: " in run(*words).out
     assert "the policy's update of one step: " in run(*words, "--method", "dpo").out
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_written_on_a_roofline_can_be_read(size: str) -> None:
+    """Numbers of the axes stand apart, no name is on another or beyond the page, and no roof's name on an operator."""
+    from matplotlib.text import Text
+
+    report = sw.infer(sw.Model.load("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(), Serving(batch=8, weights="fp8"))
+    with styled(Canvas(size)):
+        figure = figure_of(sw.roofline(report))
+        lay_out(figure)
+        axes = next(one for one in figure.axes if one.get_xscale() == "log")
+        written = [text for text in axes.texts if "prefill" in text.get_text() or "FLOP/s" in text.get_text()]
+        names = [Text.get_window_extent(text) for text in written]  # without the lines to their operators
+        roofs = [Text.get_window_extent(text) for text in written if "FLOP/s" in text.get_text()]
+        places = [axes.transData.transform(one.get_offsets()[0]) for one in axes.collections]
+        numbers = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+    assert len(names) >= 4 and len(roofs) == 2
+    assert not any(roof.contains(*place) for roof in roofs for place in places)
+    assert all(left.x1 < right.x0 for left, right in pairwise(sorted(numbers, key=lambda box: box.x0)))
+    assert not any(one.overlaps(other) for one, other in combinations(names, 2))
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in names)

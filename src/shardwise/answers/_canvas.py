@@ -247,3 +247,15 @@ def lay_out(figure: Figure) -> None:
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
+
+
+def plain_log(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    few = 0 < low < high < 8 * low  # of 1, 2 and 5 such an axis may have one or none
+    subs = (1.0, 2.0, 5.0) if high < 500 * low else (1.0,)
+    axis.set_major_locator(MaxNLocator(4) if few else LogLocator(10, subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_formatter(NullFormatter())

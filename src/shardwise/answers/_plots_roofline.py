@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._answer import whole_shares
-from shardwise.answers._canvas import GREY, INK, RED, lay_out, narrow
+from shardwise.answers._canvas import GREY, INK, RED, lay_out, narrow, plain_log
 from shardwise.answers._described import describe
 from shardwise.answers._plots import plan_words, sheet, title_of
 from shardwise.answers._roofline_points import Roofline, RooflinePoint
@@ -33,7 +33,7 @@ _PHASES = {
     "prefill": ("prefill", "o"),
     "decode": ("decode", "s"),
 }
-_MOST_LABELS = 9
+_MOST_LABELS, _NARROW_LABELS = 9, 5
 
 
 def roofline_figure(result: Roofline) -> Figure:
@@ -60,14 +60,14 @@ def _words(result: Roofline) -> list[str]:
     lines = []
     for group, shares in result.bounds().items():
         silent = sum(result.share(p) for p in result.points if not p.flops and result.group(p) == group)
-        words = {"compute": "arithmetic", "memory": "memory", "start": "launch overhead"}
+        words = {"compute": "compute", "memory": "memory", "start": "launch overhead"}
         rounded = whole_shares(shares, 1)
         bound = ", ".join(f"{rounded[name]} by {word}" for name, word in words.items() if rounded[name] != "0.0%")
         more = f"; operators without FLOPs, not drawn: {silent:.1%}" if silent >= 5e-4 else ""
         lines.append(f"{result.what[group]}: {show_seconds(result.seconds[group])} of compute, bound {bound}{more}")
     if result.lost_seconds:
         lost, whole = show_seconds(result.lost_seconds), show_seconds(result.lost_seconds + result.seconds["step"])
-        lines.append(f"not here: {lost} that messages beside compute and launches by the host add; train has {whole}")
+        lines.append(f"not here: {lost} that overlapped messages and launches add to compute; train has {whole}")
     return lines
 
 
@@ -79,7 +79,7 @@ def _roofs(axes: Axes, shown: Sequence[RooflinePoint], result: Roofline) -> None
     dtypes = {p.peak_flops_per_second: p.dtype for p in shown}
     peaks = sorted(dtypes, reverse=True)
     ridges = [peak / bandwidth for peak in peaks]
-    low = min([0.6 * p.intensity for p in shown] + [ridges[-1] / 10])
+    low = min([0.6 * p.intensity for p in shown] + [ridges[-1] / 4])
     high = max([1.8 * p.intensity for p in shown] + [ridges[0] * 4])
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -87,10 +87,6 @@ def _roofs(axes: Axes, shown: Sequence[RooflinePoint], result: Roofline) -> None
     halo = [withStroke(linewidth=2, foreground="white")]
     for number, (peak, ridge) in enumerate(zip(peaks, ridges, strict=True)):
         axes.plot([ridge, high], [peak / 1e12] * 2, color=INK, linewidth=1.3)
-        text = f"{dtypes[peak]} {show_count(peak, 'FLOP/s')}" if narrow() else f"dense {dtypes[peak]} peak "
-        text += "" if narrow() else show_count(peak, "FLOP/s")
-        near: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.4, "color": INK, "path_effects": halo}
-        axes.annotate(text, (high, peak / 1e12), (-2, 4), ha="right", **near)
         axes.plot([ridge] * 2, [1e-9, peak / 1e12], color=RED, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
         foot: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.2, "color": RED, "path_effects": halo}
         at = axes.get_xaxis_transform()
@@ -99,6 +95,8 @@ def _roofs(axes: Axes, shown: Sequence[RooflinePoint], result: Roofline) -> None
     axes.set_xlim(low, high)
     bottom = min([p.flops_per_second / 2e12 for p in shown] + [low * bandwidth / 1e12])
     axes.set_ylim(max(bottom, 1e-4), (1.6 if narrow() else 2.4) * peaks[0] / 1e12)
+    plain_log(axes.xaxis)
+    plain_log(axes.yaxis)
     axes.set_xlabel("arithmetic intensity, FLOPs a byte moved")
     axes.set_ylabel("predicted rate, TFLOP/s")
     axes.grid(True, which="major")
@@ -110,7 +108,7 @@ def _named(result: Roofline, shown: Sequence[RooflinePoint]) -> dict[str, Roofli
     for point in sorted(shown, key=lambda p: -result.share(p)):
         served = point.phase in ("prefill", "decode")
         text = f"{point.operator}, {point.phase}" if served else point.operator
-        if result.share(point) >= 0.01 and len(names) < _MOST_LABELS:
+        if result.share(point) >= 0.01 and len(names) < (_NARROW_LABELS if narrow() else _MOST_LABELS):
             names.setdefault(text, point)
     return names
 
@@ -122,7 +120,7 @@ _Box = tuple[float, float, float, float]
 
 
 def _labels(axes: Axes, result: Roofline, shown: Sequence[RooflinePoint]) -> None:
-    """Name the operators that take most of the time, no name over another or over an operator."""
+    """Name the roofs, and the operators that take most of the time, no name over another or over an operator."""
     from matplotlib.patheffects import withStroke
 
     figure = axes.get_figure(root=True)
@@ -134,18 +132,45 @@ def _labels(axes: Axes, result: Roofline, shown: Sequence[RooflinePoint]) -> Non
     spots = {id(p): axes.transData.transform((p.intensity, p.flops_per_second / 1e12)) * points for p in shown}
     boxes: list[_Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in spots.values()]
     boxes += [_box(text.get_window_extent(), points) for text in axes.texts]
+    boxes += _peaks(axes, result, boxes, points)
     inside = _box(axes.get_window_extent(), points)
     for text, point in _named(result, shown).items():
         x, y = spots[id(point)]
         wide = _CHARACTER * len(text) + 3
-        options = [(dx, dy, (x + dx - 3, y + dy - _LINE, x + dx + wide, y + dy)) for dx, dy in _SPOTS]
+        spots_of = [*_SPOTS, *((-wide - 8, dy) for _, dy in _SPOTS)]  # at the left where the frame ends at the right
+        options = [(dx, dy, (x + dx - 3, y + dy - _LINE, x + dx + wide, y + dy)) for dx, dy in spots_of]
         free = [o for o in options if _within(o[2], inside) and not any(_meet(o[2], box) for box in boxes)]
-        dx, dy, box = (free or options)[0]
+        if not free:
+            continue
+        dx, dy, box = free[0]
         boxes.append(box)
         place = (point.intensity, point.flops_per_second / 1e12)
         arrow: dict[str, Any] = {"arrowprops": {"arrowstyle": "-", "color": GREY, "linewidth": 0.5}}
         made = axes.annotate(text, place, (dx, dy), textcoords="offset points", fontsize=7, va="top", zorder=4, **arrow)
         made.set_path_effects([withStroke(linewidth=2, foreground="white")])
+
+
+def _peaks(axes: Axes, result: Roofline, occupied: Sequence[_Box], points: float) -> list[_Box]:
+    """Name each flat roof, at its right end or beside its ridge, where no operator lies; return the boxes of names."""
+    from matplotlib.patheffects import withStroke
+
+    bandwidth = result.report.case.cluster.device.memory_bytes_per_second
+    boxes: list[_Box] = []
+    for peak, dtype in {p.peak_flops_per_second: p.dtype for p in result.points if p.flops}.items():
+        rate = show_count(peak, "FLOP/s")
+        text = f"{dtype} {rate}" if narrow() else f"dense {dtype} peak {rate}"
+        name = axes.annotate(text, (1, 1), (0, 0), textcoords="offset points", fontsize=7.4, color=INK)
+        name.set_path_effects([withStroke(linewidth=2, foreground="white")])
+        ends = ((axes.get_xlim()[1], -2), (peak / bandwidth, 4))
+        spots = [(x, dx, dy) for x, dx in ends for dy in (4, -9)]
+        for x, dx, dy in (*spots, spots[0]):
+            name.xy, name.xyann = (x, peak / 1e12), (dx, dy)
+            name.set_horizontalalignment("right" if dx < 0 else "left")
+            box = _box(name.get_window_extent(), points)
+            if not any(_meet(box, other) for other in (*occupied, *boxes)):
+                break
+        boxes.append(box)
+    return boxes
 
 
 def _slope(axes: Axes, result: Roofline) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from shardwise.answers._canvas import GREY, INK, RED, SIZES, fitting, narrow, paper_width
+from shardwise.answers._canvas import GREY, INK, RED, SIZES, fitting, narrow, paper_width, plain_log
 from shardwise.answers._plan_page import searched_on
 from shardwise.answers._plots import (
     Bar,
@@ -149,17 +149,6 @@ def _front(axes: Axes, front: Sequence[TrainReport], best: Sequence[TrainReport]
     if len(_groups(front)) > 1:
         under: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "borderaxespad": 0}
         axes.legend(ncols=2 if narrow() else 3, handletextpad=0.1, columnspacing=0.8, labelspacing=0.25, **under)
-
-
-def plain_log(axis: Any) -> None:
-    """Label a logarithmic axis with plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
-    low, high = axis.get_view_interval()
-    few = 0 < low < high < 8 * low  # of 1, 2 and 5 such an axis may have one or none
-    axis.set_major_locator(MaxNLocator(4) if few else LogLocator(10, subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def _mark(axes: Axes, report: TrainReport, unit: Unit) -> None:

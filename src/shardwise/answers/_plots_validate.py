@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._canvas import GREY, RED, Canvas, page_of, styled, svg_of
+from shardwise.answers._canvas import GREY, RED, Canvas, page_of, plain_log, styled, svg_of
 from shardwise.answers._plots import sheet
-from shardwise.answers._plots_search import plain_log
 from shardwise.libraries import is_installed
 from shardwise.measured import Comparison, Errors, Validation, examples, fits_of, reasons, rules, summary
 from shardwise.units import percent

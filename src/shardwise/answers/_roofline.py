@@ -78,7 +78,7 @@ _PHASES = {
     "recompute": "recompute in backward",
     "decode": "decode step",
 }
-_BOUNDS = {"compute": "by arithmetic", "memory": "by memory", "start": "by launch overhead"}
+_BOUNDS = {"compute": "by compute", "memory": "by memory", "start": "by launch overhead"}
 # Left out in this order where the page is narrow.
 _SPARE = ("ridge", "bytes", "FLOPs", "peak", "a call", "TFLOP/s")
 _LEFT = ("operator", "m x n x k", "bound")
@@ -134,7 +134,7 @@ def _summary(page: Page, result: Roofline) -> None:
         page.note(f"{result.what[group]}: {seconds} of compute at {show_count(work, 'FLOP/s')}; bound {bound}")
     if result.lost_seconds:
         lost, whole = show_seconds(result.lost_seconds), show_seconds(result.lost_seconds + result.seconds["step"])
-        page.note(f"not here: {lost} that messages beside compute and launches by the host add; `train` has {whole}")
+        page.note(f"not here: {lost} that overlapped messages and launches add to compute; `train` has {whole}")
 
 
 def _table(page: Page, result: Roofline, key: tuple[str, str], points: Sequence[RooflinePoint]) -> None:
