@@ -91,6 +91,13 @@ def test_an_engine_may_be_named_with_its_release(asked: str, engine: str) -> Non
     assert any("its entry covers" in note for note in tree["assumptions"]) is (asked != engine)
 
 
+@pytest.mark.parametrize(("asked", "said"), [("vllm-synchronous==0.25.0", True), ("vllm-eager==0.11.0", False)])
+def test_what_the_entry_of_a_release_does_not_hold_is_said(asked: str, said: bool) -> None:
+    """As of a launch that states its release: no entry of vLLM 0.25 schedules after each step, one of 0.11 is eager."""
+    tree = run("infer", "llama-3.1-8b", "--on", "h100-sxm-80gb", "--engine", asked, "--json").tree
+    assert any("is launched with (synchronous) is not taken" in note for note in tree["assumptions"]) is said
+
+
 def test_searches_take_engines_with_their_releases() -> None:
     """Each of several engines may be named so; what no engine is called is refused as before."""
     words = ("plan", "infer", "llama-3.1-8b", "--on", "h100-sxm-80gb", "--json", "--engine")

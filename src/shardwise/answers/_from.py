@@ -25,7 +25,7 @@ _SHOWN = 6
 
 
 def take(inputs: Inputs) -> None:
-    """Read the file or the arguments of a case, and complete where it runs from its launch."""
+    """Name the engine of a release, read the file or the arguments of a case, and complete where it runs from these."""
     if "engine" in inputs.values:
         name_releases(inputs)
     if "set" in inputs.values and not {"from", "file"} & inputs.values.keys():

@@ -14,15 +14,12 @@ def with_release(server: Launched, inputs: Inputs) -> Launched:
     stated, engine = server.release, str(server.values.get("engine", ""))
     if not stated or not engine or "engine" in inputs.values:
         return server
-    from shardwise.serving import engine_of_release
+    from shardwise.serving import engine_of_release, not_taken
 
     runs, lost = engine_of_release(engine, stated, _device(inputs))
-    read = f"flags are read as those of {server.version}"
-    if runs != engine or stated.split(".")[:2] != server.version.split(".")[:2]:
-        notes = [f"release {stated}: engine {runs}; {read}"]
-    else:
-        notes = []
-    notes += [f"engine {runs}: what {engine} is launched with ({word}) is not taken" for word in lost]
+    another = runs != engine or stated.split(".")[:2] != server.version.split(".")[:2]
+    read = f"release {stated}: engine {runs}; flags are read as those of {server.version}"
+    notes = [*([read] if another else []), *not_taken(engine, runs, lost)]
     return replace(server, values={**server.values, "engine": runs}, assumed=(*server.assumed, *notes))
 
 
@@ -37,16 +34,14 @@ def name_releases(inputs: Inputs) -> None:
 
 def _covering(word: str, inputs: Inputs) -> str:
     """Return the engine that covers a release, the word itself where it names none or is an engine's own name."""
-    from shardwise.serving import engine_on
+    from shardwise.serving import engine_on, release_notes
 
     try:
         engine = engine_on(word, _device(inputs))
     except InputError:
         return word  # which is told where the engine is looked up
-    if not engine.asked_as:
-        return word
-    inputs.notes.append(f"engine {engine.name}: its entry covers {engine.asked_as}")
-    return engine.name
+    inputs.notes += release_notes(engine)
+    return engine.name if engine.asked_as else word
 
 
 def _device(inputs: Inputs) -> Device | None:

@@ -33,7 +33,16 @@ from shardwise.serving._ledger import (
 from shardwise.serving._memory import StageBytes
 from shardwise.serving._options import ServingOptions
 from shardwise.serving._policy import step_tokens_of
-from shardwise.serving._releases import STATED, engine_of_release, engine_on, release, release_table, released
+from shardwise.serving._releases import (
+    STATED,
+    engine_of_release,
+    engine_on,
+    not_taken,
+    release,
+    release_notes,
+    release_table,
+    released,
+)
 from shardwise.serving._report import InferReport, beside_cache_band, conditions_of, infer, time_tree
 from shardwise.serving._sizes import ServingSizes, sizes_of_columns, take_rows
 from shardwise.serving._speculation import tokens_per_step

@@ -23,7 +23,7 @@ from shardwise.serving._gguf import mixed
 from shardwise.serving._jobs import job_problems
 from shardwise.serving._layout import over_devices, stages_together, with_experts
 from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
-from shardwise.serving._releases import engine_on
+from shardwise.serving._releases import engine_on, release_notes
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
 from shardwise.units import show_bytes
 
@@ -258,8 +258,7 @@ def _stated(case: ServingCase) -> list[str]:
     title = case.cluster.device.built(engine.title)
     stated = f"{show_bytes(job.kv_cache_memory)} of cache as stated, whatever share of the memory that is"
     budget = stated if job.kv_cache_memory else spelled[engine.memory.budget]
-    notes = [f"engine {engine.name}: its entry covers {engine.asked_as}"] * bool(engine.asked_as)
-    notes += [f"engine {engine.name}: {title}", f"memory budget: {budget}"]
+    notes = [*release_notes(engine), f"engine {engine.name}: {title}", f"memory budget: {budget}"]
     if case.model.family in engine.formats.lacks:
         notes.append(
             f"{title} has no class for {case.model.family} models: figures are those of its kernels, were there one"

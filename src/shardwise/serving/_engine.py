@@ -172,6 +172,8 @@ class Engine:
     """What such a launch says."""
     asked_as: str = ""
     """The release that it was asked for as, such as vLLM 0.12.0; empty where it was asked for by its name."""
+    not_taken: tuple[str, ...] = ()
+    """What it was asked to be launched with that the entry of that release does not hold, in sentences."""
     memory: EngineMemory
     host: HostSeconds
     graphs: GraphCapture

@@ -6,7 +6,7 @@ Functions take the table that they read, so that a table with more entries is re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -131,5 +131,24 @@ def engine_on(engine: Engine | str, device: Device | None = None) -> Engine:
         own = find_engine(named[1])
     except InputError:
         return find_engine(engine)  # which lists the names that are known
-    runs, _ = engine_of_release(own.name, named[2], device)
-    return replace(find_engine(runs), asked_as=f"{own.title} {named[2]}")
+    runs, lost = engine_of_release(own.name, named[2], device)
+    return replace(find_engine(runs), asked_as=f"{own.title} {named[2]}", not_taken=not_taken(own.name, runs, lost))
+
+
+def not_taken(engine: str, runs: str, lost: Sequence[str]) -> tuple[str, ...]:
+    """Return what an engine is launched with that the entry which answers for its release does not hold.
+
+    >>> not_taken("vllm-synchronous", "vllm-0.26", ("synchronous",))
+    ('engine vllm-0.26: what vllm-synchronous is launched with (synchronous) is not taken',)
+    """
+    return tuple(f"engine {runs}: what {engine} is launched with ({word}) is not taken" for word in lost)
+
+
+def release_notes(engine: Engine) -> tuple[str, ...]:
+    """Return what is said of an engine that was named with its release, nothing of others.
+
+    >>> release_notes(engine_on("vllm==0.12.0")), release_notes(engine_on("vllm"))
+    (('engine vllm-0.13: its entry covers vLLM 0.12.0',), ())
+    """
+    covers = (f"engine {engine.name}: its entry covers {engine.asked_as}",) if engine.asked_as else ()
+    return (*covers, *engine.not_taken)
