@@ -1,7 +1,8 @@
 """What engines run on a second stream of a captured step: the shared experts of a layer, beside its routed ones.
 
 Both read the same tokens, and their results are added. Neither fills the device in short steps, so that the shorter is
-hidden; beyond that they share its memory and its matrix units.
+hidden; beyond that they share its memory and its matrix units. Who does so: `operators.shared_beside` of engines.toml,
+with the sources.
 """
 
 from __future__ import annotations

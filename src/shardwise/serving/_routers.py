@@ -1,4 +1,7 @@
-"""Kernels that engines wrote for the routers of single models, where a library's product of few tokens takes longer."""
+"""Kernels that engines wrote for the routers of single models, where a library's product of few tokens takes longer.
+
+Source: the measurements in [router_kernels] of engines.toml; which engine has which, `operators.router_kernels`.
+"""
 
 from __future__ import annotations
 

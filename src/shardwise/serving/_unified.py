@@ -1,4 +1,7 @@
-"""Attention in one kernel of small tiles, for heads of several sizes (Gemma 4) or sinks: blocks walk their keys."""
+"""Attention in one kernel of small tiles, for heads of several sizes (Gemma 4) or sinks: blocks walk their keys.
+
+Source: vLLM's triton_unified_attention.py, as [unified_attention] of engines.toml has it with the cycles of a tile.
+"""
 
 from __future__ import annotations
 

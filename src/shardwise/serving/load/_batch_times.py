@@ -85,6 +85,12 @@ def run_ends(short: Any, unfilled: Any, busy: Any) -> tuple[Any, Any]:
     return (1 - busy) * (mean + more * short[-1]), (1 - busy) * (filled + longer)
 
 
+def _of_answers(some: list[X], moments: LengthMoments) -> tuple[X, X]:
+    """Return the mean over answers of what each has, and of that over its steps."""
+    each = [one / steps for one, steps in zip(some, moments.answers, strict=True)]
+    return sum(some[1:], some[0]) / len(some), sum(each[1:], each[0]) / len(each)
+
+
 def _over_before(moments: LengthMoments, while_left: X, busy: X) -> tuple[X, X, X]:
     """Return how much of a queue is over when a sequence ends, that over its steps, and in the mean of its steps.
 
@@ -97,13 +103,11 @@ def _over_before(moments: LengthMoments, while_left: X, busy: X) -> tuple[X, X, 
     power = 1 - 1 / slower + 1e-9
     grown = [log2(1 + slower * steps / while_left) for steps in moments.answers]
     ends = [1 - raised(2.0, one / slower * -1) for one in grown]
-    per_step = [one / steps for one, steps in zip(ends, moments.answers, strict=True)]
     within = [
         minimum(1 - (raised(2.0, one * power) - 1) / power * while_left / (slower * steps), end)
         for one, end, steps in zip(grown, ends, moments.answers, strict=True)
     ]
-    many = len(ends)
-    return sum(ends[1:], ends[0]) / many, sum(per_step[1:], per_step[0]) / many, sum(within[1:], within[0]) / many
+    return (*_of_answers(ends, moments), sum(within[1:], within[0]) / len(within))
 
 
 def followed(keeps: X, moments: LengthMoments, policy: Policy, cycles: Any = 1.0) -> tuple[X, X]:
@@ -118,8 +122,7 @@ def followed(keeps: X, moments: LengthMoments, policy: Policy, cycles: Any = 1.0
         if policy.async_scheduling:  # 0 of 1, 1 of 2 and 3: a line from odd to even ones
             many = many / 2 // 1 + maximum(many - many / 2 // 1 * 2 - 1, 0.0)
         ended.append(1 - raised(2.0, logs * many))
-    each = sum(one / steps for one, steps in zip(ended, moments.answers, strict=True))
-    return sum(ended[1:], ended[0]) / len(ended), each / len(ended)
+    return _of_answers(ended, moments)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,8 +146,7 @@ def _begun(batch: BatchLoad[X], moments: LengthMoments) -> tuple[X, X]:
     before = batch.load * batch.load * (1 - exponential(-1 * batch.rate * _batch_seconds(batch)))
     logs = log2(maximum(batch.load, 1e-12))
     shares: list[Any] = [1 - (1 - before) * raised(2.0, logs * max(steps - 1, 0.0)) for steps in moments.answers]
-    each = sum(one / steps for one, steps in zip(shares, moments.answers, strict=True))
-    return sum(shares[1:], shares[0]) / len(shares), each / len(shares)
+    return _of_answers(shares, moments)
 
 
 def lingering_of(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) -> Lingering[X]:
