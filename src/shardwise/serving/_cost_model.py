@@ -28,6 +28,7 @@ from shardwise.ledger.traced import leaf, named
 from shardwise.ops.experts import EXPERTS
 from shardwise.ops.overlap import CostModel
 from shardwise.records import dataclass, replace
+from shardwise.serving._attention import attention_of, lone_heads
 from shardwise.serving._beside import rows_beside
 from shardwise.serving._block_tiles import in_tiles, tile_seconds
 from shardwise.serving._case import ServingCase
@@ -43,7 +44,6 @@ from shardwise.serving._kernels import (
     kernels_of,
     prompt_seconds,
 )
-from shardwise.serving._narrow_cache import attention_of, lone_heads
 from shardwise.serving._picked import PickedKernel, picked_kernel, with_indexer, with_picked
 from shardwise.serving._rates import (
     engine_rates,
