@@ -414,11 +414,14 @@ def test_listings_show_one_with_its_sources() -> None:
 
 
 def test_frameworks_and_engines_are_listed_with_their_releases() -> None:
-    """`stacks` has every word of `--stack` and of `--engine`, words narrow them, an exact name says what it runs."""
+    """`stacks` has every word of `--stack` and `--engine`, words narrow them; of one name releases, or what it runs."""
     kinds = {"training": stack_names(), "serving": engine_names()}
     rows = run("stacks", "--json").tree["stacks"]
     assert {kind: tuple(row["name"] for row in rows if row["kind"] == kind) for kind in kinds} == kinds
     assert [row["name"] for row in run("stacks", "vllm 2023", "--json").tree["stacks"]] == ["vllm-v0", "vllm-0.2"]
+    releases = [row["name"] for row in run("stacks", "sglang", "--json").tree["stacks"]]
+    assert releases == [name for name in engine_names() if name.startswith("sglang")]
+    assert [row["name"] for row in run("stacks", "vllm==0.11.0", "--json").tree["stacks"]] == ["vllm-0.11"]
     assert "fsdp, hsdp" in run("stacks", "torchtune").out
     assert run("stacks", "nothing-like-it").status == 1
 

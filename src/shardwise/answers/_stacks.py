@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from shardwise.answers._answer import Answer, nothing_found
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
+from shardwise.errors import InputError
 from shardwise.plans import find_stack, stack_names
-from shardwise.serving import engine_names, find_engine
+from shardwise.serving import engine_names, engine_on, find_engine
 
 _HEADS = {"training": "FRAMEWORKS OF TRAINING (--stack)", "serving": "ENGINES OF SERVING (--engine)"}
 _RUNS = {
@@ -26,16 +28,26 @@ _RUNS = {
 
 
 def search_stacks(search: str = "") -> list[dict[str, Any]]:
-    """Return a record of every framework and engine whose name or title holds the words; an exact name is alone.
+    """Return a record of every framework and engine whose name or title holds the words.
+
+    The name of a framework is alone, that of an engine stands with its releases, and a release is the entry it has.
 
     >>> [(row["kind"], row["name"]) for row in search_stacks("maxtext")]
     [('training', 'maxtext')]
+    >>> [[row["name"] for row in search_stacks(words)] for words in ("mlc", "vllm==0.11.0", "vllm==0.33.0")]
+    [['mlc'], ['vllm-0.11'], ['vllm']]
     """
     rows = [{"kind": "training", "name": name, "title": find_stack(name).title} for name in stack_names()]
     rows += [{"kind": "serving", "name": name, "title": find_engine(name).title} for name in engine_names()]
-    exact = [row for row in rows if row["name"] == search.strip().lower()]
+    named = search.strip().lower()
+    if named in engine_names():
+        return [row for row in rows if f"{row['name']}-".startswith(f"{named}-")]
+    with suppress(InputError):
+        named = engine_on(named).name if named else named
+    if named in (*stack_names(), *engine_names()):
+        return [row for row in rows if row["name"] == named]
     words = search.lower().split()
-    return exact or [row for row in rows if all(word in f"{row['name']} {row['title']}".lower() for word in words)]
+    return [row for row in rows if all(word in f"{row['name']} {row['title']}".lower() for word in words)]
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
@@ -73,6 +85,6 @@ def stacks_page(rows: Sequence[dict[str, Any]], width: int = 80) -> Page:
     if runs := rows[0].get("runs"):
         page.remark("RUNS", "bold")
         page.table([[title, ", ".join(words)] for title, words in runs.items()], indent=0)
-    elif len(rows) > 1:
+    elif len(rows) > 1 and rows[0]["kind"] == "training":
         page.remark("`shardwise stacks NAME` shows what one framework runs")
     return page
