@@ -17,6 +17,7 @@ import pytest
 import update_docs
 
 from command_line import run
+from shardwise.measured._run import KINDS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -213,6 +214,17 @@ def test_the_page_on_searches_states_the_pairs_that_ties_rest_on() -> None:
     ):
         paired = bands[quantity]["paired"]
         assert words.format(pairs=paired["pairs"], share=round(100 * math.expm1(paired["log"]))) in page
+
+
+def test_the_page_on_own_runs_names_every_column() -> None:
+    """Those of each kind of file, and those of both, no more and no fewer."""
+    rows = re.findall(
+        r"^[|] (training|inference|both) [|](.*)$", (ROOT / "docs/own-runs.md").read_text("utf-8"), re.MULTILINE
+    )
+    named = {kind: set(re.findall(r"`(\w+)`", cells)) for kind, cells in rows}
+    for kind in KINDS:
+        assert named[kind.name] | named["both"] == kind.columns | kind.further
+        assert not named[kind.name] & named["both"]
 
 
 def test_pages_of_users_stay_short() -> None:

@@ -172,7 +172,7 @@ def test_what_a_run_does_not_say_is_refused(tmp_path: Path) -> None:
     tree = run("validate", str(path), "--json").tree
     assert tree["rows"]["predicted"] == 0
     said = json.dumps(tree["refused"])
-    assert "neither a rate nor a number of requests in flight" in said
+    assert "neither a rate (request_rate) nor requests in flight (concurrency)" in said
     assert "not a quantity of a run under load" in said
 
 

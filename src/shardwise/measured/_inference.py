@@ -34,8 +34,8 @@ SETTINGS = (
     *("num_prefill_workers", "num_decode_workers"),
 )
 _REFUSED = {
-    "online": "neither a rate nor a number of requests in flight is stated",
-    "disaggregated": "neither a rate nor a number of requests in flight is stated",
+    "online": "neither a rate (request_rate) nor requests in flight (concurrency) are stated",
+    "disaggregated": "neither a rate (request_rate) nor requests in flight (concurrency) are stated",
 }
 _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
 _OF_CACHE = ("kv_cache_tokens", "kv_cache_bytes_per_gpu")
