@@ -88,6 +88,24 @@ def test_every_replacement_runs(row: Row, tmp_path: Path, monkeypatch: pytest.Mo
         assert eval(row.ours, names()) is not None
 
 
+_WHOLE = [
+    command
+    for command in re.findall(r"`(shardwise [^`]+)`", (PAGE.parents[2] / "docs/coming-from.md").read_text("utf-8"))
+    if not re.search(r"MODEL|[.]{3}|pretrain[.]sh|^shardwise export", command)
+]
+
+
+@pytest.mark.parametrize("command", _WHOLE)
+def test_every_whole_command_of_the_short_page_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands that name their model answer, those of engines and estimators among them."""
+    monkeypatch.chdir(tmp_path)
+    done = run(*shlex.split(command)[1:])
+    assert done.status in (0, 1), done.err
+    assert len(_WHOLE) >= 10
+
+
 def test_the_page_is_read() -> None:
     """The tables are found, with a replacement for nearly every row."""
     tools = Counter(row.section.partition(":")[0] for row in ROWS)
