@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from command_line import run
+
+_TUNED = "train llama-3.1-8b --on 8xh100-sxm-80gb --global-batch 32 --method"
 
 
 @pytest.mark.parametrize(
@@ -28,6 +33,20 @@ from command_line import run
             "8 of 10 published runs",
             "8 of 10 1",
         ),
+        (f"{_TUNED} dpo", "PHASES of dpo reference", "rollouts"),
+        (f"{_TUNED} grpo", "PHASES of grpo, without its rollouts", "no rollouts"),
+        (
+            "infer deepseek-v3 --on 8xh200-sxm-141gb --tp 8 --speculative-method mtp --num-speculative-tokens 1"
+            " --acceptance-rate 80%",
+            "mtp: 1 draft token a step, acceptance length 1.8",
+            "1 draft tokens",
+        ),
+        (
+            "plan train llama-3.1-405b --on 64xh100-sxm-80gb --global-batch 256 --seq-len 8192",
+            "fits (53.39 GiB), equally fast",
+            "0.0% quicker",
+        ),
+        ("serve llama-3.1-8b --on h100-sxm-80gb --rate 9 --p99-ttft 5ms", "then; none is enough", "devices: keeps"),
     ],
 )  # fmt: skip
 def test_answers_are_in_the_words_of_the_field(words: str, says: str, never: str) -> None:
@@ -74,3 +93,12 @@ def test_a_plan_that_is_too_risky_says_so_in_one_clause() -> None:
         ]
     ).out
     assert "too risky for the 90% that was asked; the cache holds" in " ".join(text.split())
+
+
+def test_what_differs_is_read_with_its_prefix(tmp_path: Path) -> None:
+    """Tokens of a run are 1.00 T and none, not 1000000000000.0 and 0.0."""
+    case = 'command = "train"\nmodel = "llama-3.1-8b"\non = "8xh100-sxm-80gb"\nglobal_batch = 64\nsharding = "fsdp"\n'
+    (tmp_path / "a.toml").write_text(case)
+    (tmp_path / "b.toml").write_text(case + 'tokens = "1T"\n')
+    text = run("compare", str(tmp_path / "a.toml"), str(tmp_path / "b.toml")).out
+    assert re.search(r"token_budget +0 +1\.00 T", text)

@@ -25,7 +25,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport
 from shardwise.training import TrainReport
-from shardwise.units import show_bytes, show_seconds
+from shardwise.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -264,8 +264,19 @@ def compare_page(a: EitherReport, b: EitherReport, width: int = 80) -> Page:
     if changed:
         page.blank()
         page.add(("DIFFERENT", "bold"))
-        page.table([["", "A", "B"], *([key, str(x), str(y)] for key, (x, y) in changed.items())], right=(1, 2))
+        page.table([["", "A", "B"], *([key, _worded(x), _worded(y)] for key, (x, y) in changed.items())], right=(1, 2))
     return page
+
+
+def _worded(value: Any) -> str:
+    """Return a value of a case as it is read: large counts with their prefix, several side by side, nothing as a dash.
+
+    >>> _worded(1e12), _worded(0.0), _worded(("mlp", "norm")), _worded(""), _worded(8), _worded(0.9)
+    ('1.00 T', '0', 'mlp, norm', '-', '8', '0.9')
+    """
+    if isinstance(value, float):
+        return show_count(value) if value >= 1e6 else f"{value:,.10g}"
+    return (", ".join(map(_worded, value)) if isinstance(value, tuple) else str(value)) or "-"
 
 
 def _yes(report: EitherReport) -> str:

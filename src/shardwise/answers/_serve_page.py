@@ -178,7 +178,8 @@ def _remedies(page: Page, remedies: Sequence[LoadRemedy]) -> None:
         return
     limit = remedies[0].limit
     page.blank()
-    page.add((f"REMEDIES  simulated, {limit.quantile} {_ROWS[limit.metric]} then", "bold"))
+    none = "; none is enough" if not any(one.report.meets for one in remedies) else ""
+    page.add((f"REMEDIES  simulated, {limit.quantile} {_ROWS[limit.metric]} then{none}", "bold"))
     for one in remedies:
         flag = f"--{one.field.replace('_', '-')} {one.value}"
         flag += f" --dp {one.report.base.plan.dp}" if one.field == "tp" else ""

@@ -23,6 +23,7 @@ from shardwise.answers._page import (
     show_verdict,
 )
 from shardwise.answers._train_tree import peak_parts, step_tree
+from shardwise.plans import OBJECTIVES
 from shardwise.records import replace
 from shardwise.training import Change, TrainReport, TuningSummary, leaner
 from shardwise.units import counted, show_bytes, show_count, show_hours, show_seconds, show_usd
@@ -94,7 +95,8 @@ def train_page(
 
 def _phases(page: Page, report: TrainReport) -> None:
     """Append the phases of a step of preferences or rewards; rollouts are asked of `infer` and `serve`."""
-    page.label("PHASES", f"of {report.job.method}, without its rollouts", "bold", "bold")
+    without = ", without its rollouts" if OBJECTIVES[report.job.method].rollout else ""
+    page.label("PHASES", f"of {report.job.method}{without}", "bold", "bold")
     for phase in report.phases:
         page.note(f"{phase.name:28s} {show_seconds(phase.seconds):>10s}  {show_bytes(phase.peak_bytes)} of tensors")
 

@@ -281,9 +281,8 @@ def _with(name: str, overrides: Mapping[str, Any] | None, more: Sequence[str] = 
     """Return a model of the catalogue with overrides, more that is said of it, and the context of its release."""
     entry = catalogue()[name]
     notes = [*more, *(f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", []))]
-    if "beside" in entry:
-        counted = "timed" if "towers" in entry else "counted"  # engines load towers of known sizes
-        notes.append(f"only the language model is {counted}, without its {entry['beside']}")
+    does = "timed" if "towers" in entry else "counted"
+    notes += [f"only the language model is {does}, without its {entry['beside']}"] if "beside" in entry else []
     config = entry["config"] | ({"max_position_embeddings": context} if context else {})
     model = architecture_from_config(config, name=name, overrides=overrides, notes=notes)
     return replace(model, tower_parameters=entry["towers"]) if "towers" in entry else model

@@ -225,13 +225,13 @@ class Remedies:
 
 
 def _percent(slower: float) -> str:
-    return f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} quicker"
+    return "equally fast" if abs(slower) < 5e-4 else f"{abs(slower):.1%} {'slower' if slower > 0 else 'quicker'}"
 
 
 def _pace(base: float, other: float) -> str:
     """Return in words how much quicker or slower a plan is than another, by the seconds of their steps."""
     gain = base / other - 1
-    return f"{gain:.1%} quicker" if gain >= 0 else _percent(other / base - 1)
+    return f"{gain:.1%} quicker" if gain >= 5e-4 else _percent(other / base - 1)
 
 
 Near = tuple[str, Plan]

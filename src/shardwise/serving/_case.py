@@ -25,7 +25,7 @@ from shardwise.serving._layout import over_devices, stages_together, with_expert
 from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
 from shardwise.serving._releases import engine_on, release_notes
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
-from shardwise.units import show_bytes
+from shardwise.units import counted, show_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,9 +287,8 @@ def _stated(case: ServingCase) -> list[str]:
         notes.append(f"adapters {job.adapters}: of rank {job.adapter_rank} in every linear layer, used in turn")
     if job.speculative_method:
         made = tokens_per_step(job)
-        notes.append(
-            f"{job.speculative_method}: {job.num_speculative_tokens} draft tokens a step, acceptance length {made:.3g}"
-        )
+        drafts = counted(job.num_speculative_tokens, "draft token")
+        notes.append(f"{job.speculative_method}: {drafts} a step, acceptance length {made:.3g}")
     notes += ["tables of embeddings are in the host's memory"] * engine.memory.tables_apart(case.cluster.device)
     notes += ["multi-token-prediction layers are not loaded"] * bool(case.model.mtp and job.speculative_method != "mtp")
     if case.model.max_context and job.total_tokens > case.model.max_context:
