@@ -102,3 +102,20 @@ def test_what_differs_is_read_with_its_prefix(tmp_path: Path) -> None:
     (tmp_path / "b.toml").write_text(case + 'tokens = "1T"\n')
     text = run("compare", str(tmp_path / "a.toml"), str(tmp_path / "b.toml")).out
     assert re.search(r"token_budget +0 +1\.00 T", text)
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "never"),
+    [
+        ("--engine vllm==0.12.0", "as vLLM measures it at start-up", "after each step measures it"),
+        ("--engine vllm==0.12.0 --kv-cache-memory 100GiB", "and vLLM would not start", "each step would not"),
+        ("--batch 4", "of one request while the batch stays full", "of a request while"),
+        ("--batch 1", "first tokens after", "stays full"),
+        ("--batch 32 --no-use-kv-cache", "free 55.78 GiB", "free for cache"),
+        ("--batch 32 --no-use-kv-cache", "no cache: a batch of", "stays full"),
+    ],
+)
+def test_a_batch_is_told_without_what_it_has_not(words: str, says: str, never: str) -> None:
+    """An engine is called by its name, room for a cache is none without one, and equal figures stand once."""
+    text = " ".join(run("infer", "llama-3.1-8b", "--on", "h100-sxm-80gb", *words.split()).out.split())
+    assert says in text and never not in text

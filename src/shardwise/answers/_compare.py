@@ -264,7 +264,9 @@ def compare_page(a: EitherReport, b: EitherReport, width: int = 80) -> Page:
     if changed:
         page.blank()
         page.add(("DIFFERENT", "bold"))
-        page.table([["", "A", "B"], *([key, _worded(x), _worded(y)] for key, (x, y) in changed.items())], right=(1, 2))
+        runs = {"stack": "stack" if isinstance(a, TrainReport) else "engine"}
+        rows = [[runs.get(key, key), _worded(x), _worded(y)] for key, (x, y) in changed.items()]
+        page.table([["", "A", "B"], *rows], right=(1, 2))
     return page
 
 

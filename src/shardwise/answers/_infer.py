@@ -330,8 +330,9 @@ def _speed(page: Page, report: InferReport) -> None:
         f"first tokens after {show_seconds(report.ttft_seconds)} (TTFT), then one every "
         f"{show_seconds(report.tpot_seconds)} (TPOT); a request takes {show_seconds(report.request_seconds)}",
     )
-    if report.job.batch > 1:
-        first, gap = show_seconds(report.request_ttft_seconds), show_seconds(report.request_tpot_seconds)
+    times = report.request_ttft_seconds, report.request_tpot_seconds
+    if times != (report.ttft_seconds, report.tpot_seconds):
+        first, gap = map(show_seconds, times)
         page.note(f"of one request while the batch stays full: first token after {first}, then one every {gap}")
     for word, name in (("TTFT", "ttft_seconds"), ("TPOT", "tpot_seconds"), ("request", "request_seconds")):
         page.note(f"{word} {show_band(report, name, show_seconds)}", "dim")
@@ -344,7 +345,7 @@ def _speed(page: Page, report: InferReport) -> None:
     full = f"{room}: a batch of {report.max_concurrency:,} such requests"
     none = "none for cache: weights and working memory fill the budget"
     if overstates(report.case, report.kv_cache_budget_bytes_per_gpu):
-        none = f"none: {report.case.engine.title} would not start"
+        none = f"none: {report.case.engine.brand} would not start"
     if not report.job.use_kv_cache:
         full = none = f"no cache: a batch of {report.max_concurrency:,} such requests"
     page.label("ROOM", full if report.kv_cache_tokens else none)
@@ -371,10 +372,11 @@ def _memory_lines(page: Page, word: str, report: InferReport, memory: StageBytes
     free = max(0.0, memory.limit - memory.needed)
     shown = show_bytes(memory.needed)
     scale = max(memory.needed, memory.limit)
-    page.bar(word, [*segments, Segment("free for cache", free, DOT, "dim")], scale, shown)
+    left = Segment("free for cache" if report.job.use_kv_cache else "free", free, DOT, "dim")
+    page.bar(word, [*segments, left], scale, shown)
     if not report.fits and memory is report.memory:
         mark_limit(page, memory.limit / scale, f"limit {show_bytes(memory.limit)}", len(shown))
-    legend(page, [*segments, Segment("free for cache", free, DOT, "dim")], memory.limit, show_bytes)
+    legend(page, [*segments, left], memory.limit, show_bytes)
 
 
 def _phase(page: Page, word: str, cost: StepCost[float]) -> None:

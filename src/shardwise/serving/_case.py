@@ -233,7 +233,7 @@ def _with_usual_cache(question: ServingQuestion, engine: Engine, notes: list[str
     usual = engine.formats.usual_cache(question.model.family, family) if question.job.use_kv_cache else ""
     if question.job.kv_cache or not usual or not question.model.generates:
         return question
-    notes.append(f"kv_cache {usual}: {engine.title}'s own for {question.model.family} models on {family} devices")
+    notes.append(f"kv_cache {usual}: {engine.brand}'s own for {question.model.family} models on {family} devices")
     return replace(question, job=replace(question.job, kv_cache=usual))
 
 
@@ -282,7 +282,7 @@ def _stated(case: ServingCase) -> list[str]:
     if not job.use_kv_cache and job.output_tokens:
         notes.append("no KV cache: each output token recomputes all tokens before it")
     if case.profiled.step_tokens and case.profiled.sequences > job.batch:
-        notes.append(f"memory is set aside for {case.profiled.text}, as {engine.title} measures it at start-up")
+        notes.append(f"memory is set aside for {case.profiled.text}, as {engine.brand} measures it at start-up")
     if job.adapter_rank:
         notes.append(f"adapters {job.adapters}: of rank {job.adapter_rank} in every linear layer, used in turn")
     if job.speculative_method:

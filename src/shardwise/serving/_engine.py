@@ -184,6 +184,16 @@ class Engine:
     formats: EngineFormats
     layouts: EngineLayouts
 
+    @property
+    def brand(self) -> str:
+        """The name of the engine alone, whatever its release and what its launch says.
+
+        >>> find_engine("vllm-0.13").brand, find_engine("tensorrt-llm-windowed").brand
+        ('vLLM', 'TensorRT-LLM')
+        """
+        plain = next((name for name in _plain() if self.name.startswith(f"{name}-")), "")
+        return find_engine(plain).title if plain else self.title
+
     @cached_property
     def stack(self) -> Stack:
         """The ledger's view of the engine: fused norms, attention and activations, no dropout."""

@@ -25,7 +25,7 @@ def over_devices(engine: Engine, plan: Plan, cluster: Cluster, layers: int, note
     ):
         return plan
     notes.append(
-        f"{axis} {parts}: {engine.title} splits a model over the devices that it sees; --dp {n} gives each one"
+        f"{axis} {parts}: {engine.brand} splits a model over the devices that it sees; --dp {n} gives each one"
     )
     return replace(plan, pp=parts) if axis == "pp" else replace(plan, tp=parts)
 

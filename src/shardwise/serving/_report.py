@@ -394,7 +394,7 @@ def infer(
     report = InferReport(case=case, evaluation=evaluation, assumptions=())
     check_finite({"request_seconds": report.request_seconds, "weights_bytes_per_gpu": report.weights_bytes_per_gpu})
     if 0 < (most := report.most_started) < (asked := case.profiled.sequences):
-        notes += (f"{case.engine.title} needs --max-sequences {most}: {asked:,} are more than its blocks of states",)
+        notes += (f"{case.engine.brand} needs --max-sequences {most}: {asked:,} are more than its blocks of states",)
     notes += overstated(case, report.kv_cache_budget_bytes_per_gpu)
     notes_of = (*model.assumptions, *cluster.assumptions, *notes, *evaluation.notes)
     return replace(report, assumptions=tuple(dict.fromkeys(notes_of)))

@@ -62,4 +62,4 @@ def overstated(case: ServingCase, budget: float) -> tuple[str, ...]:
     if not overstates(case, budget):
         return ()
     stated, left = show_bytes(case.job.kv_cache_memory), show_bytes(max(budget, 0.0))
-    return (f"kv_cache_memory {stated}: {left} are left for it, and {case.engine.title} would not start",)
+    return (f"kv_cache_memory {stated}: {left} are left for it, and {case.engine.brand} would not start",)

@@ -327,10 +327,10 @@ def _sampling_notes(fleet: Fleet) -> tuple[str, ...]:
 def _notes_of(pool: Pool, workload: Workload, options: LoadOptions) -> list[str]:
     """Return what is said of how the engine schedules, of how requests are routed and of what the cache holds."""
     base, policy = pool.base, pool.policy
-    notes = [f"{base.case.engine.title}'s scheduler is {policy.source}"] if policy.source.startswith("taken") else []
+    notes = [f"{base.case.engine.brand}'s scheduler is {policy.source}"] if policy.source.startswith("taken") else []
     if workload.repeats and not policy.prefix_cache:
         layers = " of recurrent layers" if keeps_states(base.case.model.kinds) else ""
-        notes.append(f"{base.case.engine.title} caches no prefixes{layers}: every prompt is computed whole")
+        notes.append(f"{base.case.engine.brand} caches no prefixes{layers}: every prompt is computed whole")
     if options.router == "prefix" and not any(workload.blocks):
         notes.append("no blocks or conversations tell prompts apart: routed to the least loaded replica")
     if base.fits and round(pool.cache_tokens) != base.kv_cache_tokens:
@@ -346,7 +346,7 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
     arrivals, policy = workload.arrivals, asked.policy
     _refuse_more_than_are_simulated(base, prefill)
     pool = _pool(base, policy, workload, "decode" if prefill else "both")
-    notes = (f"{base.case.engine.title}: up to {policy.text}", client_note(workload))
+    notes = (f"{base.case.engine.brand}: up to {policy.text}", client_note(workload))
     unknown = _notes_of(pool, workload, options)
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
     fleet = Fleet(decode=pool)
