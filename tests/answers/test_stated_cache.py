@@ -53,3 +53,11 @@ def test_searches_reject_a_stated_cache_beyond_every_device(words: tuple[str, ..
     assert tree["best"] == [] and tree["front"] == []
     (rejection,) = (one for one in tree["rejected"] if one["name"] == "memory")
     assert rejection["count"] > 0 and (what == "infer" or "less --kv-cache-memory" in rejection["remedy"])
+
+
+def test_what_a_server_is_short_of_is_named() -> None:
+    """Weights that fill the device leave out a request of so many tokens, a stated cache itself."""
+    weights = " ".join(run("serve", "llama-3.1-70b", "--on", "h100-sxm-80gb", "--rate", "1").out.split())
+    stated = " ".join(run("serve", *_ONE, "--rate", "1", "--kv-cache-memory", "100GiB").out.split())
+    assert "62.20 GiB short of memory for one request of 640 tokens" in weights
+    assert "39.15 GiB short of memory for that cache" in stated

@@ -26,7 +26,7 @@ from shardwise.plans import AXES
 from shardwise.records import replace
 from shardwise.search import ServingResult, TiedPlan, runners_up, tokens_per_second_per_gpu
 from shardwise.serving import InferReport, stages_together
-from shardwise.units import show_bytes, show_seconds, show_usd
+from shardwise.units import counted, show_bytes, show_seconds, show_usd
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -331,15 +331,36 @@ def _price(report: InferReport) -> float | None:
     return report.usd_per_million_output_tokens if report.job.output_tokens else report.usd_per_million_input_tokens
 
 
+def _shared(plans: Sequence[list[str]]) -> int:
+    """Return how many words several plans end with alike, the first of each left out.
+
+    >>> _shared([["tp 2", "batch 4", "vllm"], ["dp 2", "batch 8", "vllm"]]), _shared([["tp 2", "vllm"]])
+    (1, 0)
+    """
+    most = min(map(len, plans)) - 1 if len(plans) > 1 else 0
+    return next((n for n in range(most) if len({plan[-n - 1] for plan in plans}) > 1), most)
+
+
 def _front(page: Page, front: Sequence[InferReport]) -> None:
+    """Append the front with what limits speak of beside it; words that all its plans share stand once, above them."""
     generates = bool(front[0].job.output_tokens)
-    below = "; TTFT and TPOT of a request" if generates else ""
-    what = "decode steps" if generates else "time of a request"
-    page.label("FRONT", f"{len(front)} plans on the Pareto front of {what} and tokens/s per device{below}")
+    what = "the time of a decode step" if generates else "time of a request"
+    plans = [describe_deployment(report).split(", ") for report in front]
+    shared = _shared(plans)
+    alike = ", ".join(plans[0][len(plans[0]) - shared :])
+    text = f"{counted(len(front), 'plan')} on the Pareto front of {what} and tokens/s per device"
+    page.label("FRONT", f"{text}; {alike}" if alike else text)
+    heads = ("step", "tokens/s/dev", "TTFT", "TPOT") if generates else ("request", "tokens/s/dev", "TTFT")
+    rows: list[tuple[str, ...]] = [(*heads, "plan")]
     every = max(1, -(-len(front) // _FRONT))
-    rows: list[tuple[str, ...]] = [("TPOT" if generates else "request", "tokens/s/dev", "TTFT", "plan")]
-    for report in [*front[:-1:every], front[-1]]:
-        gap = report.request_tpot_seconds if generates else report.request_seconds
-        first, rate = show_seconds(report.request_ttft_seconds), f"{tokens_per_second_per_gpu(report):,.1f}"
-        rows += wrapped((show_seconds(gap), rate, first), describe_deployment(report), page.width - 38)
-    page.table(rows, right=range(3), header=True, indent=2)
+    for at in (*range(0, len(front) - 1, every), len(front) - 1):
+        report, plan = front[at], plans[at]
+        rate = f"{tokens_per_second_per_gpu(report):,.1f}"
+        figures = [show_seconds(report.request_seconds), rate, show_seconds(report.request_ttft_seconds)]
+        if generates:
+            figures = [show_seconds(report.tpot_seconds), *figures[1:], show_seconds(report.request_tpot_seconds)]
+        words = ", ".join(plan[: len(plan) - shared])
+        rows += wrapped(tuple(figures), words, page.width - 8 - 10 * len(heads))
+    page.table(rows, right=range(len(heads)), header=True, indent=2)
+    if generates:
+        page.note("step: one of the whole batch; TTFT and TPOT: of a request while the batch stays full", "dim")
