@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._canvas import GREY, fitting, narrow, paper_width, slide
+from shardwise.answers._canvas import GREY, fitting, narrow, paper_width, plain_log, slide
 from shardwise.answers._page import Page
 from shardwise.answers._plots import header
-from shardwise.answers._plots_search import SERIES, plain_log
+from shardwise.answers._plots_search import SERIES
 from shardwise.units import show_seconds
 
 if TYPE_CHECKING:
