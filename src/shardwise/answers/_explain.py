@@ -121,7 +121,7 @@ def opened_answer(
     def draw() -> Figure:
         from shardwise.answers._plots_explain import explain_figure
 
-        return explain_figure(at, what, inputs.get("depth", 6))
+        return explain_figure(at, what, inputs.get("depth", 6), " ".join(words))
 
     return plotted(inputs, Answer(0, tree, page), draw)
 

@@ -77,15 +77,18 @@ def _drawn(at: ExplainedNumber, depth: int, place: tuple[int, float, float], col
         yield Piece(level, start, rest, "smaller parts", rest / room * whole * abs(at.times), _REST)
 
 
-def explain_figure(at: ExplainedNumber, what: str, depth: int) -> Figure:
-    """Return the icicle of a number of an answer, the number itself at the top."""
+def explain_figure(at: ExplainedNumber, what: str, depth: int, command: str = "") -> Figure:
+    """Return the icicle of a number of an answer, the number itself at the top, under the command that asked for it."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     drawn = pieces(at, depth)
     rows, unit = 1 + max(piece.level for piece in drawn), at.unit
-    title = f"{what.replace('_', ' ')}: {show_value(at.value, unit)}"
-    text = wrapped(["each row adds up to the part above it; widths are shares of the number at the top"], paper_width())
+    name = " of ".join([*at.path[-1:], what.replace("_", " ")])
+    title = f"{name}: {show_value(at.value, unit)}"
+    lines = [command] if command else []
+    lines.append("each row adds up to the part above it; widths are shares of the number at the top")
+    text = wrapped(lines, paper_width())
     heights = [head_height(title, text), _ROW * rows + 0.3]
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
     figure = Figure(figsize=(paper_width(), sum(heights)), layout=engine)

@@ -168,9 +168,9 @@ def _scaling(axes: Axes, fastest: Sequence[TrainReport]) -> None:
     axes.set_xlabel("devices")
     axes.set_ylabel("thousand tokens a second")
     ideal = [rates[0] * n / devices[0] for n in devices]
-    axes.plot(devices, ideal, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), label="in proportion to devices")
+    axes.plot(devices, ideal, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), label="linear scaling")
     line: dict[str, Any] = {"color": "#0072B2", "marker": "o", "markersize": 4, "linewidth": 1.3}
-    axes.plot(devices, rates, label="fastest plan, and its share of that", **line)
+    axes.plot(devices, rates, label="fastest plan, and its efficiency", **line)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     # Between powers of two the degrees divide little, which says more of the number than of the cluster.
@@ -364,7 +364,7 @@ def tornado_figure(effects: Sequence[Effect], name: str, seconds: float, title: 
     """Return bars of how far the seconds move: constants over their bands, then choices, the widest first."""
     from matplotlib.patches import Patch
 
-    shown = effects[:_MOST_BARS]
+    shown = [one for one in effects if f"{one.least:.3f} {one.most:.3f}" != "1.000 1.000"][:_MOST_BARS]
     asked = f"What moves the {name.replace('_seconds', '')} of {show_seconds(seconds)}"
     figure, panels = sheet(asked, [title], (0.9 + 0.2 * len(shown),))
     axes: Any = panels[0]

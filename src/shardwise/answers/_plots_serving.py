@@ -162,16 +162,16 @@ def _tops(left: Axes, right: Axes, best: Sequence[InferReport], names: Sequence[
 
 
 def front_figure(result: LoadResult) -> Figure:
-    """Return output tokens/s of a device against those of a user: the front, and the best deployments on it."""
+    """Return output tokens/s per device against those per user: the front, and the best deployments on it."""
     workload = result.workload
     shown = result.best[0] if result.best else result.nearest
     name = shown.base.case.model.name if shown is not None else "no deployment"
     device = f" on {shown.base.case.cluster.device.name}" if shown is not None else ""
     asked = f"{load_text(workload)}, {workload.input_tokens.mean:,.0f} tokens in and "
     figure, (axes,) = sheet(name + device, [asked + f"{workload.output_tokens.mean:,.0f} out"], [3.4])
-    axes.set_title("Output tokens/s of a device and of a user", pad=14)
-    axes.set_xlabel("tokens/s of a user")
-    axes.set_ylabel("tokens/s of a device")
+    axes.set_title("Throughput against interactivity", pad=14)
+    axes.set_xlabel("interactivity, output tokens/s per user")
+    axes.set_ylabel("output tokens/s per device")
     axes.grid(True)
     sizes: dict[int, list[tuple[float, float]]] = {}
     for point in result.front:

@@ -257,8 +257,8 @@ def title_of(points: Sequence[VaryPoint]) -> str:
     if case is None:
         return "no question that was tried has an answer"
     if points[0].values.keys() & {"on", _DEVICES, "model"}:
-        return "what differs is in the table; nothing else is said" if "model" in points[0].values else case.model.name
-    return f"{case.model.name} on {case.cluster.num_devices} x {case.cluster.device.name} where nothing else is said"
+        return "several models" if "model" in points[0].values else case.model.name
+    return f"{case.model.name} on {case.cluster.num_devices} x {case.cluster.device.name}"
 
 
 @dataclass(frozen=True, slots=True)
