@@ -62,6 +62,12 @@ PLACES = {
         ("qwen3-32b", "8xh100-sxm-80gb", Plan(tp=2, pp=4)),
         ("deepseek-v2-lite", "2xh100-sxm-80gb", Plan(pp=2)),
     ),
+    "staged": (
+        ("qwen3-30b-a3b", "4xh100-sxm-80gb", Plan(pp=2, dp=2, ep=2)),
+        ("deepseek-v2-lite", "4xh200-sxm-141gb", Plan(pp=2, dp=2, ep=2)),
+        ("mixtral-8x7b", "16xa100-sxm-80gb", Plan(tp=2, pp=2, dp=4, ep=8)),
+        ("qwen3-235b-a22b", "16xh200-sxm-141gb", Plan(pp=4, dp=4, ep=4)),
+    ),
     "pools": (
         ("llama-3.1-8b", "h100-sxm-80gb", Plan()),
         ("mixtral-8x7b", "a100-sxm-80gb", Plan(tp=4)),
@@ -159,7 +165,7 @@ def draw(kind: str, seed: int) -> Drawn:
         workers, prompts = random.choice(((1, 1), (2, 1), (1, 2), (3, 1), (2, 2)))
         plan, first = replace(plan, dp=workers), replace(plan, dp=prompts)
         devices = f"{plan.num_devices}x{devices}"
-    engine = random.choice(ENGINES if kind in ("replica", "stages") else ENGINES[:3])
+    engine = random.choice(ENGINES if kind in ("replica", "stages", "staged") else ENGINES[:3])
     job = Serving(
         weights="fp8" if model == "deepseek-v3" or model == "qwen3-235b-a22b" else "",
         max_sequences=random.choice((0, 32, 64, 128)), max_batched_tokens=random.choice((0, 0, 2048)),
@@ -179,7 +185,7 @@ def draw(kind: str, seed: int) -> Drawn:
         more = f" {job.speculative_method}={job.num_speculative_tokens}x{job.acceptance_rate:g}"
     options = LoadOptions(
         serving=ServingOptions(engine=engine),
-        balance_steps=random.choice((None, 10)) if engine == "tensorrt-llm" and kind == "groups" else None,
+        balance_steps=random.choice((None, 10)) if engine == "tensorrt-llm" and kind in ("groups", "staged") else None,
     )
     prompt, made = asked.longest
     cluster = Cluster.parse(devices)

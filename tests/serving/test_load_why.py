@@ -37,6 +37,7 @@ PLACES: dict[str, tuple[str, str, Plan, str]] = {
     "prompts first": ("llama-3.1-8b", "1xh100-sxm-80gb", Plan(), "sglang"),
     "groups": ("deepseek-v2-lite", "4xh200-sxm-141gb", Plan(dp=4, ep=4), "vllm"),
     "pipeline": ("llama-3.1-8b", "2xl40s", Plan(pp=2), "vllm"),
+    "groups in stages": ("deepseek-v2-lite", "4xh200-sxm-141gb", Plan(pp=2, dp=2, ep=2), "tensorrt-llm"),
     "pools": ("llama-3.1-8b", "2xh100-sxm-80gb", Plan(), "vllm"),
 }
 

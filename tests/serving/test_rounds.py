@@ -28,18 +28,19 @@ def ran(kind: str, seed: int) -> tuple[Replica, list[Trace]]:
     policy, lanes = pool.policy, lanes_of(pool.base.plan, pool.policy.one_batch)
     cache = random.choice([pool.cache_tokens, 2.2 * (prompt + made), 6.0 * (prompt + made)])
     own = policy if policy.shared_places else replace(policy, max_sequences=-(-policy.max_sequences // lanes))
-    engine = Replica(pool.table, own, cache, pool.groups * lanes).through_stages(policy)
+    engine = Replica(pool.table, own, cache, pool.groups * lanes).through_stages(policy, pool.groups)
     rate, count = random.choice([0.02, 0.1, 0.5, 0.9, 1.3]) * drawn.capacity, 150
     asked = replace(drawn.workload, arrivals=Arrivals(rate=rate), count=count, seed=seed)
     way = random.choice(["open", "looked at", "closed"])
     if way == "closed":
-        engine.entries[0].begin(*closed_loop(asked, random.choice([1, 3, 20]), count, 0, rate))
+        for index, entry in enumerate(engine.entries):
+            entry.begin(*closed_loop(asked, random.choice([1, 3, 20]), count, index, rate))
         return engine, engine.finish()
     if way == "open":
         return engine, engine.run(requests_of(asked, count))
-    for request in requests_of(asked, count):
+    for index, request in enumerate(requests_of(asked, count)):
         engine.advance(request.arrival)
-        engine.entries[0].expect(request)
+        engine.entries[index % len(engine.entries)].expect(request)
     return engine, engine.finish()
 
 
@@ -49,7 +50,7 @@ def told(request: Request) -> list[Any]:
     return [*(getattr(request, name) for name in names), *request.waits]
 
 
-@pytest.mark.parametrize("kind", ["stages", "guesses", "shared"])
+@pytest.mark.parametrize("kind", ["stages", "guesses", "shared", "staged"])
 @pytest.mark.parametrize("seed", range(15))
 def test_rounds_at_once_are_the_turns_one_by_one(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is told of every request and batch is the same within 1e-9, over random engines and loads."""

@@ -59,9 +59,7 @@ def rate(record: Record, report: InferReport) -> float:
     """
     if record.text("serving_mode") != "offline_throughput":
         return report.output_tokens_per_second * report.request_seconds / whole_batch(record, report)
-    # A simulation has one batch under way where groups of attention step together, and not one a stage.
-    staged = report.plan.pp > 1 and record.count("attention_dp") > 1
-    if (count := int(record.noted("num_requests"))) and not staged:
+    if count := int(record.noted("num_requests")):
         return queued(record, report, count).output_tokens_per_second
     pp, whole = report.plan.pp, report.request_seconds
     return report.output_tokens_per_second * pp * whole / (whole + (pp - 1) * report.ttft_seconds)

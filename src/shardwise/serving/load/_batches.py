@@ -1,4 +1,4 @@
-"""Batches that a layout has under way: groups of attention, or one a pipeline stage, and how uneven they are.
+"""Batches that a layout has under way: groups of attention, and one a pipeline stage of each; how uneven they are.
 
 Engines share out requests evenly: K prompts that arrive in a cycle are in min(K, B) of B batches, at most ceil(K / B)
 in one.
@@ -28,14 +28,24 @@ EQUAL = 0.999
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """How many batches each layout has under way: groups of attention, or one a pipeline stage; columns."""
+    """How many batches each layout has under way: groups of attention, each with one a pipeline stage; columns."""
 
     groups: Any
     lanes: Any
 
     @property
     def many(self) -> Any:
-        """Batches of a layout: [layout, 1]."""
+        """Batches that go round together: groups, or one a pipeline stage, each of all groups: [layout, 1]."""
+        return np.where(self.piped, self.lanes[:, None], self.groups[:, None])
+
+    @property
+    def groups_each(self) -> Any:
+        """Groups that make up each of these batches and step together in it: [layout, 1]."""
+        return np.where(self.piped, self.groups[:, None], 1.0)
+
+    @property
+    def every(self) -> Any:
+        """Batches of a layout, those of each group apart: [layout, 1]."""
         return (self.groups * self.lanes)[:, None]
 
     @property
@@ -69,12 +79,12 @@ def groups_of(plan: Plan, has_experts: bool) -> int:
 
 
 def lanes_of(plan: Plan, one_batch: bool = False) -> int:
-    """Return the batches that a replica has in flight: one a pipeline stage; one where attention groups step together.
+    """Return the batches that a replica has in flight, of each of its groups of attention: one a pipeline stage.
 
     github.com/vllm-project/vllm vllm/v1/engine/core.py, batch_queue of as many as pipeline stages. A server of
     llama.cpp has `one_batch`: it samples before it decodes again (tools/server/server-context.cpp, update_slots).
     """
-    return plan.pp if plan.ep * plan.etp <= plan.tp and not one_batch else 1
+    return 1 if one_batch else plan.pp
 
 
 def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any, lanes: Any = 1.0) -> Any:
@@ -94,17 +104,17 @@ def fullest(mean: Any, batches: Batches, moments: LengthMoments, policy: Policy,
     of `pace`) of what its sequences do, numbers are 1 / (1 - growth) times as far spread. Where a batch is made ahead
     they came during the step of another. Of few some batches have none (`batches_going`, by the second of `pace`).
     """
-    many = batches.many
-    apart = 1 - 1 / many
+    many, every = batches.many, batches.every
+    apart = 1 - 1 / every
     if policy.balances != "turns":
         even = np.maximum(mean + _FEWEST * apart, 1.0)
     else:
-        even = np.maximum(mean + apart / 2 + _most_of(many) * np.sqrt(mean * apart * (1 - moments.overlap)), 1.0)
+        even = np.maximum(mean + apart / 2 + _most_of(every) * np.sqrt(mean * apart * (1 - moments.overlap)), 1.0)
     if not policy.shared_waiting:
         return even
     growth, host, short = 0.0 if policy.batches_ahead else pace[0], pace[1], pace[2]
-    spread = mean + _most_of(many) * np.sqrt(mean * apart / np.maximum(1 - growth, 0.1))
-    going = batches_going(mean * short, batches, policy, host)
+    spread = mean + _most_of(every) * np.sqrt(mean * apart / np.maximum(1 - growth, 0.1))
+    going = batches_going(mean * short * batches.groups_each, batches, policy, host)
     if not policy.batches_ahead:  # the mean of what each of those has, each of the others being one so often
         often = np.maximum((going - 1) / np.maximum(many - 1, 1.0), 1e-9)
         going = many * often / (1 - (1 - often) ** many)
@@ -158,14 +168,14 @@ def after_hold(prompts: int, batches: Batches, all_have: bool) -> tuple[Any, Any
     most, some = _in_any(prompts, many)
     for row, count in enumerate(many[:, 0]):
         if all_have and count <= prompts:
-            most[row], some[row] = _most_of_any(prompts, int(count), 1), count
+            most[row], some[row] = most_of_any(prompts, int(count), 1), count
     even = np.ceil(prompts / many)
     return np.where(batches.piped, even, most), np.where(batches.piped, np.minimum(prompts, many), some)
 
 
 def _in_any(prompts: int, many: Any) -> tuple[Any, Any]:
     """Return the same where each prompt is in any batch."""
-    most = np.array([[_most_of_any(prompts, int(some))] for some in many[:, 0]])
+    most = np.array([[most_of_any(prompts, int(some))] for some in many[:, 0]])
     return most, many * (1 - (1 - 1 / many) ** prompts)
 
 
@@ -236,12 +246,12 @@ def ending_chance(counts: Any, batches: Batches, moments: LengthMoments) -> Any:
 
 
 @cache
-def _most_of_any(prompts: int, batches: int, least: int = 0) -> float:
+def most_of_any(prompts: int, batches: int, least: int = 0) -> float:
     """Return the mean of the most of so many prompts that fall in one of some batches, each in any.
 
     Of all ways in which each batch has so many at least.
 
-    >>> round(_most_of_any(2, 2), 6), round(_most_of_any(3, 2), 6), round(_most_of_any(4, 2, 1), 6)
+    >>> round(most_of_any(2, 2), 6), round(most_of_any(3, 2), 6), round(most_of_any(4, 2, 1), 6)
     (1.5, 2.25, 2.571429)
     """
     terms = [math.exp(-math.lgamma(i + 1) - i * math.log(batches)) * (i >= least) for i in range(prompts + 1)]

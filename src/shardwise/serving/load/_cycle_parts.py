@@ -26,7 +26,7 @@ class CyclePrices:
     mean: Any
     """The mean of each prompt of a batch with as many."""
     experts: Any
-    """What experts add, or take, with the tokens of all batches; 0 in a pipeline."""
+    """What experts add, or take, with the tokens of all batches; in a pipeline a part of what a batch adds."""
     decode: Any
     """A decode step of those without prompts, but for experts: [layout, place]."""
     with_prompts: Any

@@ -17,12 +17,10 @@ from shardwise.serving.load._bunches import begin_chance, walk_above
 from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled
 from shardwise.serving.load._gathered import Gathered
 from shardwise.serving.load._lockstep import Cycles, cycles_of
+from shardwise.serving.load._longest import PROMPTS, as_often, in_groups, longest_of, own_of
 from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._pipeline import IN_A_STEP, Come, LanePrices
 from shardwise.serving.load._ubatches import Ubatches
-
-# Prompts of one step that are priced apart; more cost in proportion.
-PROMPTS = 8
 
 
 def between(at: Any, known: Any, values: Any) -> Any:
@@ -168,7 +166,7 @@ class CycleSteps:
         prices = self._of(even)
         first = cycles_of(prices, self.decode, batches, policy, other).named(self.counts)
         if policy.shared_waiting and prices.lanes is not None:
-            cells = self.counts, self.launching, first.pieces + 0.0 * self.counts
+            cells = self.counts * batches.groups_each, self.launching, first.pieces + 0.0 * self.counts
             first = replace(first, gathered=Gathered.of(prices.lanes, self.decode, cells, batches, policy))
         if holds:
             whole = cycles_of(self._of(_Crowd(comes="held")), self.decode, batches, policy).named(self.counts)
@@ -214,7 +212,7 @@ class CycleSteps:
     @cached_property
     def _routed(self) -> Any:
         """Seconds of experts, where they take the tokens of all groups; else 0."""
-        return np.where(self._shared, self.added.experts, 0.0)
+        return np.where(self.batches.groups[:, None] > 1, self.added.experts, 0.0)
 
     @cached_property
     def _new(self) -> tuple[Any, Any]:
@@ -236,14 +234,14 @@ class CycleSteps:
             size = np.concatenate([size, tokens])
             pieces = np.concatenate([np.where(left, np.floor(pieces), pieces), left * 1.0])
         # Of the pieces of a cycle more are of long prompts.
-        often = _as_often(own, pieces)
+        often = as_often(own, pieces)
         whole, some = (own * pieces).mean(axis=0) / pieces.mean(axis=0), often.mean(axis=0)
         # Beside many sequences what is a prompt's own may be none or less: experts take the rest.
         own = often * np.where(some > 0, whole / np.where(some > 0, some, 1.0), 1.0)
         each, alone, filling = pieces[:, 0], own[:, 0], np.maximum(pieces * size[:, None], 1e-9)
-        full = _as_often(full[:, None], filling)[:, 0]
+        full = as_often(full[:, None], filling)[:, 0]
         if apart.any():
-            apart, later = (_as_often(apart[:, None], often)[:, 0] for often in (pieces, filling))
+            apart, later = (as_often(apart[:, None], often)[:, 0] for often in (pieces, filling))
             alone = np.concatenate([alone - apart, alone + apart])
             full = np.concatenate([full - later, full + later])
         alone = np.sort(alone, axis=0)
@@ -262,24 +260,29 @@ class CycleSteps:
         # What a step has no room for runs in the next, with those that came later.
         fits = self._fits(pieces.size)
         fit = np.maximum(np.floor(fits), 1.0)
-        most = np.where(batches.piped, fit, fits)
+        most, groups_each = np.where(batches.piped, fit * batches.groups_each, fits), batches.groups_each
+        apart = float(policy.shared_waiting or crowd.apart > 1 - EQUAL)
         rows = []
         for k in PRICED:
             each, some = crowd.of(k, batches, self.policy)
             prompts = k * crowd.bunch
             each = np.minimum(each * crowd.bunch, np.maximum(most, prompts / batches.many))
-            own, steps = self._longer(prompts, each, (means, ahead)), np.maximum(prompts / batches.many / fits, 1.0)
+            top, groups = in_groups(each, fit, batches, policy, crowd.apart)
+            own = self._longer(prompts, top, (means, ahead))
+            steps = np.maximum(prompts / batches.many / groups_each / fits, 1.0)
             usual = own if crowd.comes == "evenly" else self._usual(own, prompts, (means, ahead))
-            filled = pieces.full * steps, self._full_chance(prompts / batches.many)
-            longest, spread = _longest((usual, own), (means[0], alone), (each, some), filled)
+            filled = pieces.full * steps, self._full_chance(prompts / batches.many / groups_each)
+            longest, spread = longest_of((usual, own), (means[0], alone), (top, some * groups), filled)
+            routed = self._routed_of(each, groups, pieces.size)
+            longest, own = longest + routed, own + routed
             rows.append((longest, spread, own / each, self._experts(prompts, some, pieces.size), some, steps))
         longest, spread, mean, experts, some, steps = (np.stack(one) for one in zip(*rows, strict=True))
         return CyclePrices(
             longest=longest, spread=spread, mean=mean, experts=experts, decode=decode_parts, with_prompts=some,
             pieces=pieces.each_prompt, steps=steps,
             variance=np.where(batches.piped | (batches.many == 1), pieces.alone.var(axis=0), 0.0),
-            lanes=self._lanes(means, (ahead, alone), fit, decode_parts) if batches.piped.any() else None,
-            apart=float(policy.shared_waiting or crowd.apart > 1 - EQUAL), come=crowd.through(policy),
+            lanes=self._lanes((means, ahead, alone), fit, crowd.apart, pieces.size) if batches.piped.any() else None,
+            apart=apart, come=crowd.through(policy),
             together=crowd.bunch,
         )  # fmt: skip
 
@@ -289,8 +292,8 @@ class CycleSteps:
         Where the host is behind, fewer prompts take as long and leave more to experts, which take those of all.
         """
         fewest = np.maximum(2 * prompts / self.batches.many - each, 1.0)
-        own = _own(*prices, each)
-        return np.where(self.batches.piped, own, np.maximum(own, _own(*prices, np.minimum(fewest, each))))
+        own = own_of(*prices, each)
+        return np.where(self.batches.piped, own, np.maximum(own, own_of(*prices, np.minimum(fewest, each))))
 
     def _usual(self, own: Any, prompts: Any, prices: tuple[Any, Any]) -> Any:
         """Return what a batch with the mean of prompts adds, of those that have any, where others have more by chance.
@@ -298,7 +301,7 @@ class CycleSteps:
         Not where prompts are cut: the longest run in most cycles, with others beside them.
         """
         cut = np.asarray(self.added.pieces > 1).any(axis=0)
-        usual = np.minimum(_own(*prices, np.maximum(prompts / self.batches.many, 1.0)), own)
+        usual = np.minimum(own_of(*prices, np.maximum(prompts / self.batches.many, 1.0)), own)
         return np.where(self.batches.piped | cut, own, usual)
 
     def _experts(self, prompts: Any, some: Any, size: Any) -> Any:
@@ -333,64 +336,31 @@ class CycleSteps:
         each = (self.added.ahead - self._routed[:, -1]) / np.maximum(self.added.pieces, 1.0)
         return each * self._fits(self.added.size) / PROMPTS
 
-    def _lanes(self, means: Any, rest: tuple[Any, Any], fit: Any, decode: Any) -> LanePrices:
+    def _routed_of(self, prompts: Any, groups: Any, size: Any) -> Any:
+        """Return what experts add, or take, in a step of several groups with so many prompts, so many of which have."""
+        tokens, many = self.counts * self.verified, self.batches.groups_each
+        if self.policy.mixed:
+            routed = self.prompts.expert(tokens + prompts * size / many) - self.prompts.expert(tokens)
+        else:
+            routed = self.prompts.expert((prompts * size + (many - groups) * tokens) / many)
+        return np.where(many > 1, routed, 0.0)
+
+    def _lanes(self, prices: tuple[Any, Any, Any], fit: Any, apart: float, size: Any) -> LanePrices:
         """Return what steps of `IN_A_STEP` prompts take beyond a decode step."""
-        (ahead, alone), less = rest, 0.0 if self.policy.mixed else decode
-        k = np.array(IN_A_STEP)[:, None, None]
-        some = np.minimum(k, fit)
-        whole, most = (
-            np.maximum(np.take_along_axis(means, at, 0), np.where(many > PROMPTS, ahead * many / PROMPTS, 0.0))
-            for many in (k + 0 * fit, some)
-            for at in (np.minimum(many, PROMPTS).astype(int) - 1,)
-        )
+        means, ahead, alone = prices
+        less, room = 0.0 if self.policy.mixed else self.decode, fit * self.batches.groups_each
+
+        def of(many: Any) -> tuple[Any, Any, Any]:
+            top, groups = in_groups(many, fit, self.batches, self.policy, apart)
+            own = np.take_along_axis(means, (np.minimum(many, PROMPTS).astype(int) - 1)[None], 0)[0]
+            own = np.maximum(own, np.where(many > PROMPTS, ahead * many / PROMPTS, 0.0))
+            other = own_of(means, ahead, top) + self._routed_of(many, groups, size)
+            return np.where(self.batches.groups_each > 1, other, own), top, groups / self.batches.groups_each
+
+        k = [one + 0 * room for one in IN_A_STEP]
+        whole = np.stack([of(one)[0] for one in k])
+        most, some, share = (np.stack(one) for one in zip(*(of(np.minimum(one, room)) for one in k), strict=True))
         middle = (len(alone) + 1) // 2
         halves = alone[:middle].mean(axis=0), alone[-middle:].mean(axis=0)
         levels = np.stack([most + np.sqrt(some) * (one - means[0]) for one in halves], axis=1)
-        return LanePrices(mean=whole - less, levels=np.maximum(levels - less, 0.0), fit=fit)
-
-
-def _own(means: Any, ahead: Any, each: Any) -> Any:
-    """Return what so many prompts of a batch add, with a part; more than are priced in proportion."""
-    at = np.minimum(each.astype(int), PROMPTS - 1)[None] - 1
-    low, high = (np.take_along_axis(means, np.broadcast_to(i, (1, *means.shape[1:])), 0)[0] for i in (at, at + 1))
-    own = low + np.clip(each - at[0] - 1, 0.0, 1.0) * (high - low)
-    return np.where(each > PROMPTS, np.maximum(own, ahead * each / PROMPTS), own)
-
-
-def _longest(
-    owns: tuple[Any, Any], prompts: tuple[Any, Any], batch: tuple[Any, Any], filled: tuple[Any, Any]
-) -> tuple[Any, Any]:
-    """Return the mean and the variance of what the longest batch adds, of those that have prompts.
-
-    A prompt takes so long in the mean and in equal classes. The longest of some prompts by their classes; sums of
-    several in a batch spread with their root: half are as much shorter as half are longer, until a step is full. Where
-    batches have more prompts than usual by chance, that and their lengths spread apart from each other.
-    """
-    (mean, alone), (each, some), (full, chance), classes = prompts, batch, filled, len(prompts[1])
-    shares = np.arange(classes + 1) / classes
-    likely = [shares[c + 1] ** some - shares[c] ** some for c in range(classes)]
-    most, square, whole, whole_square = (
-        sum(x * one[c] ** power for c, x in enumerate(likely)) for one in (alone, full) for power in (1, 2)
-    )
-    (usual, own), longer = owns, np.sqrt(each) * (most - mean)
-    middle, apart = usual + _either(own - usual, longer), np.sqrt(each * np.maximum(square - most**2, 0.0))
-    spread = np.sqrt(np.maximum(whole_square - whole**2, 0.0))
-    low, high = np.minimum(middle - apart, whole - spread), np.minimum(middle + apart, whole + spread)
-    often = np.where(middle + apart > whole + spread, chance, 0.5)
-    return low + often * (high - low), often * (1 - often) * (high - low) ** 2
-
-
-def _either(one: Any, other: Any) -> Any:
-    """Return the root of the squares of two, in parts of each; the other where the one is nothing."""
-    more, longer = np.asarray(one), np.asarray(other)
-    both = np.maximum(np.sqrt(more**2 + longer**2), 1e-30)
-    return one * (more / both) + other * np.where(more > 0, longer / both, 1.0)
-
-
-def _as_often(own: Any, pieces: Any) -> Any:
-    """Return as many values as there are, each as often as it has pieces: [class, prompts, layout, place]."""
-    shares, at = np.cumsum(pieces, axis=0) / pieces.sum(axis=0), (np.arange(len(own)) + 0.5) / len(own)
-    if (pieces == pieces[:, :, :1, :1]).all():
-        return own[np.searchsorted(shares[:, 0, 0, 0], at)]
-    places = np.stack([(shares < one).sum(axis=0) for one in at])
-    return np.take_along_axis(own, np.broadcast_to(places, own.shape), 0)
+        return LanePrices(mean=whole - less, levels=np.maximum(levels - less, 0.0), fit=room, share=share)

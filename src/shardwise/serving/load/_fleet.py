@@ -108,7 +108,7 @@ class Pool:
         cache = self.cache_tokens / (1 if policy.shared_waiting else lanes)
         own = policy if policy.shared_places else replace(policy, max_sequences=-(-policy.max_sequences // lanes))
         engine = Replica(self.table, own, cache, self.groups * lanes, follow, self.stage)
-        return engine.through_stages(policy) if lanes > 1 else engine
+        return engine.through_stages(policy, self.groups) if lanes > 1 else engine
 
 
 class Routing:
@@ -150,7 +150,7 @@ class Routing:
     def _within(self, engine: Replica, turn: int, at: float) -> Scheduler:
         """Return the group of a replica that its engine gives a request to."""
         groups, balances = engine.entries, engine.balances
-        if len(groups) == 1 or balances == "turns" or engine.stages > 1:
+        if len(groups) == 1 or balances == "turns" or engine.queues is not None:
             return groups[turn % len(groups)]
         self._advance([engine], at)
         if balances == "loads":

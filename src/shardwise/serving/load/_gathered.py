@@ -166,7 +166,7 @@ class Gathered:
         following = (one_more * (_excess(next_ones, stays, cycles) - cycles + mean[..., None])).sum(axis=-1)
         alone, turns = 0.0 * mean, 1 + ahead / self.batches.many
         if not self.policy.mixed:
-            come = (rate * self.pieces)[..., None] * cycles
+            come = (rate * self.pieces / self.batches.groups_each)[..., None] * cycles
             here, there = -np.expm1(-come * gap), -np.expm1(-come * others)
             alone = (stays * (gap * here + (1 - gap) * there)).sum(axis=-1)
         return GatheredMix(

@@ -28,7 +28,7 @@ def first_token_alone(form: Replicas, rate: Any, none: Any, pace: BatchTimes[Any
     queue = called(none * pace.empty[:, 0], "where nobody else is")
     if not (policy.mixed and moments.steps):
         return queue
-    alone, decode, every = p.alone[:, 0], pace.decode[:, 0], rate * form.batches.many[:, 0]
+    alone, decode, every = p.alone[:, 0], pace.decode[:, 0], rate * form.batches.every[:, 0]
     # How often something happens is not opened.
     each, step, load = (np.asarray(one, float) for one in (alone, decode, pace.load[:, 0]))
     idle = np.minimum((1 - load) * np.exp(-every * (moments.steps + 1) * step), none)

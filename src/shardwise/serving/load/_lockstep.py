@@ -115,6 +115,8 @@ class Cycles:
     """Prompts of all these count as so many."""
     together: Any = 1.0
     """Prompts that begin at once in a batch: they count as one."""
+    groups_each: Any = 1.0
+    """Groups that step together in each batch: [layout, 1]."""
     cv: Any = 0.0
     """Coefficient of variation of cycles with prompts, where batches go in lockstep: [mean, layout, place]."""
     ends: Cycles | None = None
@@ -286,7 +288,15 @@ class Cycles:
 
         def arriving(i: Any) -> Any:
             going = 1 - _at(self.share, i)
-            return self.batches * counts * going / (steps + self.pieces * going) * self.pieces / self.together
+            return (
+                self.batches
+                * self.groups_each
+                * counts
+                * going
+                / (steps + self.pieces * going)
+                * self.pieces
+                / self.together
+            )
 
         return _crossing(arriving, counts)
 
@@ -370,5 +380,5 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy, 
     return Cycles(
         batches=batches, decode=decode, mean=mean, pieces=prices.pieces, more=np.gradient(mean, _MEANS, axis=0),
         square=sums.square + means * prices.variance, cv=cv, after=one_more.own, left=one_more.left,
-        share=share, together=prices.together,
+        share=share, together=prices.together, groups_each=every.groups_each,
     )  # fmt: skip

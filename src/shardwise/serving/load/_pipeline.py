@@ -37,6 +37,8 @@ class LanePrices:
     """Of shorter and of longer prompts, as many as a step has room for: [prompts, half, layout, place]."""
     fit: Any
     """Prompts that a step has room for: [layout, place]."""
+    share: Any
+    """Of the groups of a step that share experts those that have any of its prompts: [prompts, layout, place]."""
 
 
 def poisson(means: Any) -> Any:
@@ -162,5 +164,7 @@ def in_lanes(
         left = np.clip(np.maximum(room - whole, 0.0) / np.maximum(room - run, 1e-9), 0.0, 1.0)
         left = left * (1 + apart * (whole / np.maximum(run, 1e-9) - 1))
         longer[:, rows] = np.einsum("mk,kln->mln", chance, prices.mean[:, rows]) + np.maximum(idle, 0.0) * left
-        busy[:, rows] = 0.0 if mixed else np.minimum(chance.sum(axis=1), FULL)[:, None, None]
+        share, some = prices.share[:, rows], chance.sum(axis=1)[:, None, None]
+        alone = np.where((share == 1).all(axis=0), some, np.einsum("mk,kln->mln", chance, share))
+        busy[:, rows] = 0.0 if mixed else np.minimum(alone, FULL)
     return longer, busy

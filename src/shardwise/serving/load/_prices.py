@@ -20,8 +20,9 @@ from shardwise.serving._ledger import EngineStep
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import ServingSizes, sizes_of, take_rows
 from shardwise.serving.load._batches import Batches, fullest
-from shardwise.serving.load._cycle_prices import PROMPTS, Added, CycleSteps, PromptPrices, between
+from shardwise.serving.load._cycle_prices import Added, CycleSteps, PromptPrices, between
 from shardwise.serving.load._lockstep import Cycles
+from shardwise.serving.load._longest import PROMPTS
 from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._steps import (
     beside_prompts,
@@ -131,7 +132,7 @@ def load_prices(
         # No prompt starts beside sequences whose tokens leave no room for it, guesses among them.
         start = 1.0 if policy.chunked else moments.new_tokens
         most = np.minimum(most, max((policy.step_tokens - start) // verified_tokens(case), 1.0))
-    counts = places(most * batches.many[:, 0]) / batches.many
+    counts = places(most * batches.every[:, 0]) / batches.every
     # One batch of a pipeline may have the sequences of all.
     known = np.array(grid(int(np.max(most * batches.lanes)), 8, 16), float)
     one, context = np.ones(len(known)), np.full(len(known), moments.context)
@@ -279,7 +280,7 @@ class _Steps:
         if not new:
             return zero, zero
         size = min(new, self.policy.step_tokens) if self.policy.chunked else new
-        spread = np.where(batches.piped, 1.0, batches.many)
+        spread = batches.groups[:, None]
 
         def step(tokens: float, share: float) -> Any:
             cost = prompts.step(index, zero + tokens, share) + between(zero + 1, self.known, self.sampled)

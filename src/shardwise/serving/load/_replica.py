@@ -1,10 +1,8 @@
-"""One engine: groups of attention that step together, or batches that pass pipeline stages one after another.
+"""One engine: groups of attention that step together, and batches that pass pipeline stages one after another.
 
 Groups of attention that share experts exchange tokens in every layer: they step together and the slowest decides.
 Decode steps are padded to the fullest group (vLLM vllm/v1/worker/dp_utils.py coordinate_batch_across_dp, SGLang
 srt/managers/scheduler_dp_attn_mixin.py); in steps with prompts experts take the tokens of all groups, unpadded.
-TensorRT-LLM can be told to hold prompts until every group has one (_torch/pyexecutor/py_executor.py
-_balance_adp_requests): its counter of steps runs on while nobody waits.
 """
 
 from __future__ import annotations
@@ -16,8 +14,10 @@ from contextlib import contextmanager
 
 from shardwise.plans import QUANTILES, Limit
 from shardwise.serving._policy import Policy
+from shardwise.serving.load._hold import PromptHold
+from shardwise.serving.load._own_queues import OwnQueues
 from shardwise.serving.load._requests import Request, Trace
-from shardwise.serving.load._rotation import Rotation
+from shardwise.serving.load._rotation import GroupBatches, Rotation, together
 from shardwise.serving.load._simulate import Scheduler
 from shardwise.serving.load._state import Follow, Stage
 from shardwise.serving.load._steps import StepTable
@@ -56,39 +56,39 @@ class Replica:
         follow: Follow | None = None,
         stage: Stage = "both",
     ) -> None:
-        self.table, self.balance_steps, self.balances = table, policy.balance_steps, policy.balances
+        self.table, self.balances = table, policy.balances
         self.batch_wait, self.waited = policy.batch_wait, 0
         self.groups = [Scheduler(table, policy, cache_tokens, follow, stage) for _ in range(groups)]
         self.now = 0.0
         self.horizon = math.inf
         self.stages = 1
         """Pipeline stages, through which batches of the groups pass one after another."""
-        self.most = (0, 0, 0.0)
-        """The most that ran and waited, and the most tokens of cache, of all batches in flight together."""
-        self.unbalanced = 0
-        """Steps since every group had a prompt, or since prompts ran without."""
-        self.free = [0.0] * groups
-        """When each stage is free again."""
+        self.queues: OwnQueues | None = None
+        """Batches that follow each other through stages and have a waiting list each."""
+        self.hold = PromptHold(policy.balance_steps)
         self.rotation: Rotation | None = None
         """Batches that follow each other through stages and take from one waiting list."""
 
-    def through_stages(self, policy: Policy) -> Replica:
-        """Return it, its groups being batches that pass as many stages one after another."""
-        self.stages = len(self.groups)
+    def through_stages(self, policy: Policy, groups: int = 1) -> Replica:
+        """Return it, its batches being as many for each of so many groups as there are stages that they pass."""
+        self.stages = stages = len(self.groups) // groups
+        each = [self.groups[first : first + stages] for first in range(0, len(self.groups), stages)]
         if policy.shared_waiting:
-            self.rotation = Rotation(self.groups, policy)
+            self.rotation = Rotation([GroupBatches(batches, policy) for batches in each], policy)
+        else:
+            self.queues = OwnQueues(each)
         return self
 
     @property
     def entries(self) -> list[Scheduler]:
         """The groups that requests are sent to: of batches that take from one waiting list the first."""
-        return self.groups if self.rotation is None else self.groups[:1]
+        return self.groups if self.rotation is None else [group.front for group in self.rotation.groups]
 
     @property
     def cache_share(self) -> float:
         """Share of the cache that requests have."""
         if self.rotation is not None:
-            return sum(group.used for group in self.groups) / self.rotation.capacity
+            return sum(group.used for group in self.groups) / sum(one.capacity for one in self.rotation.groups)
         return sum(group.used / group.capacity for group in self.groups) / len(self.groups)
 
     def run(self, requests: Iterable[Request]) -> list[Trace]:
@@ -103,10 +103,10 @@ class Replica:
         """Return what each group did when all that was sent here has ended."""
         self.advance(math.inf)
         self.now = max(group.now for group in self.groups) if self.stages > 1 else self.now
-        for group in self.groups:
+        for index, group in enumerate(self.groups):
             group.trace.seconds = self.now
-            if self.stages > 1:
-                most = self.rotation.most if self.rotation else self.most
+            if several := self.rotation or self.queues:
+                most = several.groups[index // self.stages].most
                 group.trace.most_running, group.trace.most_waiting, group.trace.most_cache_tokens = most
         return [group.trace for group in self.groups]
 
@@ -115,8 +115,8 @@ class Replica:
         """When something next runs here, infinite where all is done."""
         if self.rotation is not None:
             return self.rotation.next_seconds
-        if self.stages > 1:
-            return min(map(self._starts, self.groups))
+        if self.queues is not None:
+            return self.queues.next_seconds
         if any(g.decoding or g.prompts or g.waiting for g in self.groups):
             return self.now
         return max(self.now, min((g.pending[0].ready for g in self.groups if g.pending), default=math.inf))
@@ -136,8 +136,10 @@ class Replica:
             while (at := self.rotation.next_seconds) < self.horizon:
                 self.now = self.rotation.advance(at, self.horizon)
             return
-        if self.stages > 1:
-            self._pipeline()
+        if self.queues is not None:
+            while (at := self.queues.next_seconds) < self.horizon:
+                self.queues.run(at)
+                self.now = at
             return
         run = self._alone if len(self.groups) == 1 else self._together
         while self.now < self.horizon:
@@ -158,55 +160,6 @@ class Replica:
             ran = True
         return ran
 
-    @staticmethod
-    def _starts(group: Scheduler) -> float:
-        """Return when a batch in flight next begins a step."""
-        if group.decoding or group.prompts or group.waiting:
-            return group.now
-        return max(group.now, group.pending[0].ready) if group.pending else math.inf
-
-    def _pipeline(self) -> None:
-        """Run steps of the batches in flight, each through one stage after another as they become free.
-
-        The next piece of a prompt follows as the first stage is free: it reads what the stages before it have written
-        (github.com/vllm-project/vllm v0.26.0 vllm/v1/core/sched/scheduler.py _update_after_schedule; SGLang's chunks,
-        docs/advanced_features/pipeline_parallelism.md).
-        """
-        groups, free, starts = self.groups, self.free, self._starts
-        # Only the batch whose step it is changes: those of the others are looked at again when it is theirs.
-        running = [group.decoding + len(group.prompts) for group in groups]
-        waiting = [len(group.waiting) for group in groups]
-        used = [group.used for group in groups]
-        while True:
-            index, at = 0, math.inf
-            for other, group in enumerate(groups):
-                start = starts(group)
-                if start < at:
-                    index, at = other, start
-            if at >= self.horizon or at == math.inf:
-                return
-            group = groups[index]
-            group.take_in(at)
-            step = group.next_step(at, single=True)
-            running[index], waiting[index] = group.decoding + len(group.prompts), len(group.waiting)
-            used[index] = group.used
-            self._note(sum(running), sum(waiting), sum(used))
-            each = step.seconds / self.stages
-            done = at
-            for stage in range(self.stages):
-                before = free[stage]
-                free[stage] = done = (done if done > before else before) + each
-            group.run(step, 1, (free[0] if group.goes_on(step) else done) - at)
-            running[index], waiting[index] = group.decoding + len(group.prompts), len(group.waiting)
-            used[index] = group.used
-            self.now = at
-
-    def _note(self, running: int, waiting: int, used: float) -> None:
-        """Note what all batches in flight have now, if it is more than before."""
-        most = self.most
-        if running > most[0] or waiting > most[1] or used > most[2]:
-            self.most = max(most[0], running), max(most[1], waiting), max(most[2], used)
-
     def _together(self) -> bool:
         """Run a step of every group that has work, each as long as that of the slowest; False where none has."""
         busy = [group for group in self.groups if group.take_in(self.now)]
@@ -214,15 +167,12 @@ class Replica:
             return False
         arrivals = [group.pending[0].ready for group in self.groups if group.pending and not group.decoding]
         horizon = min(self.horizon, *arrivals, math.inf)
-        waits = self.balance_steps > 0 and self._hold()
+        waits = self.hold.waits(self.groups) if self.hold.steps else False
         steps = [(group, group.next_step(horizon, waits)) for group in busy]
         count = min(step.steps for _, step in steps)
-        if self.balance_steps:
-            self.unbalanced = (self.unbalanced + count - 1) % self.balance_steps
+        self.hold.go_on(count - 1)
         if any(step.pieces for _, step in steps):
-            experts = self.table.experts
-            own = max(step.seconds - experts[step.tokens] for _, step in steps)
-            seconds = own + experts[round(sum(step.tokens for _, step in steps) / len(self.groups))]
+            seconds = together([step for _, step in steps], self.table, len(self.groups))
         else:
             seconds = max(group.repriced(step, count) for group, step in steps)
         for group, step in steps:
@@ -245,17 +195,6 @@ class Replica:
             return False
         self.waited += 1
         return True
-
-    def _hold(self) -> bool:
-        """Return whether prompts are held in this step, since not every group has one and their time is not over."""
-        if all(group.starts for group in self.groups):
-            self.unbalanced = 0
-            return False
-        self.unbalanced += 1
-        if self.unbalanced >= self.balance_steps or not all(group.decoding for group in self.groups):
-            self.unbalanced = 0
-            return False
-        return any(group.starts for group in self.groups)
 
 
 class LimitMissed(Exception):

@@ -37,9 +37,9 @@ from shardwise.serving.load._batch_times import (
 from shardwise.serving.load._batches import EQUAL, Batches
 from shardwise.serving.load._bulk import PromptSteps, gathered
 from shardwise.serving.load._bunches import as_they_came, begin_chance, bunched, poisson_of
-from shardwise.serving.load._cycle_prices import PROMPTS
 from shardwise.serving.load._idle import first_token_alone
 from shardwise.serving.load._layouts import merged, parts_of, some_of
+from shardwise.serving.load._longest import PROMPTS
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._prices import LoadPrices
@@ -53,7 +53,7 @@ _ROUNDS = 6
 class Replicas:
     """The closed form of one replica of each layout: `at` gives its means at a rate.
 
-    Seconds are of each of its batches: groups of attention, or those in flight through pipeline stages.
+    Seconds are of each of its batches: groups of attention, those in flight through pipeline stages, or both.
     """
 
     prices: LoadPrices
@@ -229,8 +229,8 @@ class Replicas:
         prompts = ends.ended(p.counts, steps)
         if equal:
             # Between as many as arrive and as many as fit: those that waited for a place came in full steps.
-            fit = self.batches.many * np.maximum(np.minimum(p.together, p.counts) * pieces, 1.0)
-            fit, ended = np.maximum(fit, prompts), prompts / self.batches.many
+            fit = self.batches.every * np.maximum(np.minimum(p.together, p.counts) * pieces, 1.0)
+            fit, ended = np.maximum(fit, prompts), prompts / self.batches.every
             # Where no batch waits for prompts of others, or none decodes beside them, bunches stay as they came.
             came = prompts * as_they_came(ended, np.asarray(self._added(np.maximum(ended, 1.0))) / p.decode)
             own = self.batches.piped | (not self.policy.mixed)
@@ -249,7 +249,7 @@ class Replicas:
     def _cycle_tempo(self, rate: Any) -> BatchTimes[Any]:
         """Return the pace of batches that go round together, or of one whose steps have room for all who come."""
         p, policy, cycles, prompts = self.prices, self.policy, self.prices.cycles, rate
-        at = cycles.going(rate := rate * self.batches.many * cycles.pieces)
+        at = cycles.going(rate := rate * self.batches.every * cycles.pieces)
         if policy.balance_steps:
             in_lockstep = (p.counts >= 1) & ~self.batches.piped & (self.batches.many > 1)
             steps = np.where(in_lockstep, policy.balance_steps, 1)
@@ -285,7 +285,7 @@ class Replicas:
         `ratio` is that of n sequences to n - 1, of a distribution `width` times as wide.
         """
         # log p(n) at the places: the sum of logs of the ratios between, by trapezoids.
-        logs = np.log(ratio) / width * self.batches.many
+        logs = np.log(ratio) / width * self.batches.every
         logs[:, -1] = np.minimum(logs[:, -1], 1.0)
         gaps = np.diff(self.prices.counts, axis=-1)
         # Between places a and b lie the ratios of a + 1 ... b: trapezoids from a to b, shifted by half a sequence.
@@ -365,7 +365,7 @@ class Replicas:
         if not self.policy.shared_waiting:
             # While one batch of a pipeline is full others take what arrives alone, so that a cycle is shorter.
             full = np.minimum(ratio[:, -1], tail)
-            tail = np.where(self.batches.lanes > 1, full + (tail - full) / self.batches.many[:, 0], tail)
+            tail = np.where(self.batches.lanes > 1, full + (tail - full) / self.batches.lanes, tail)
         likely, beyond = self._likely(ratio, width + (fitting * self.moments.held_cv2)[:, None], tail)
         chance = whole * likely[:, -1] / self._together / ((likely * self._weights).sum(axis=-1) + beyond)
         apart = served_cv2(load, fitting, self.moments)
@@ -380,4 +380,4 @@ class Replicas:
     def _pooled(self, apart: Any, turns: Any) -> Any:
         """The wait for a place over that of a group alone: of all places together, or of Erlang arrivals (in turns)."""
         cv2 = apart if self.policy.balances == "turns" else 0.0
-        return (self.batches.one_list(self.policy) / self.batches.many[:, 0] / turns + cv2) / (1 + cv2)
+        return (self.batches.one_list(self.policy) / self.batches.every[:, 0] / turns + cv2) / (1 + cv2)
