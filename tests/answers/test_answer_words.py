@@ -119,3 +119,18 @@ def test_a_batch_is_told_without_what_it_has_not(words: str, says: str, never: s
     """An engine is called by its name, room for a cache is none without one, and equal figures stand once."""
     text = " ".join(run("infer", "llama-3.1-8b", "--on", "h100-sxm-80gb", *words.split()).out.split())
     assert says in text and never not in text
+
+
+@pytest.mark.parametrize(("words", "sends"), [("--on tpu-v5e", False), ("--on 4xtpu-v5e --tp 4", True)])
+def test_links_are_assumed_where_there_are_some(words: str, sends: bool) -> None:
+    """A device alone sends nothing, so nothing of its links is assumed."""
+    notes = run("infer", "llama-3.2-1b", *words.split(), "--json").tree["assumptions"]
+    assert ("links use generic efficiencies" in notes) is sends
+
+
+def test_two_pools_are_told_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    """Replicas for decoding and for prompts are named alike, and no division of nothing by nothing is heard of."""
+    words = "plan serve llama-3.1-70b --on h100-sxm-80gb --rate 10 --input-tokens 4000 --output-tokens 300"
+    text = " ".join(run(*words.split(), "--p99-ttft", "2s", "--pools", "disaggregated").out.split())
+    assert re.search(r"one replica of tp 4 for decoding and \d+ replicas? of [a-z0-9, ]+ for prompts", text)
+    assert not [one for one in recwarn.list if issubclass(one.category, RuntimeWarning)]

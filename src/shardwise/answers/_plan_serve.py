@@ -227,7 +227,7 @@ def describe(report: ServeReport) -> str:
     degrees = _degrees(plan)
     if report.prefill:
         first = report.prefill.base.plan
-        degrees = f"{degrees} that decode, {first.dp} of {_degrees(first)} for prompts"
+        degrees = f"{degrees} for decoding and {counted(first.dp, 'replica')} of {_degrees(first)} for prompts"
     return f"{many} of {degrees}: {report.base.case.engine.name}, {report.policy.text}"
 
 

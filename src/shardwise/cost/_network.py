@@ -185,7 +185,8 @@ def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> NetworkLink[
 def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
     """Return the achieved rates of a cluster's tiers, as named numbers."""
     links = tuple(link_of(cluster, tier, imposed) for tier in cluster.tiers)
-    notes = ("links use generic efficiencies",) if family_of(cluster.device) == "generic" and len(links) else ()
+    generic = family_of(cluster.device) == "generic" and cluster.num_devices > 1  # one alone sends nothing
+    notes = ("links use generic efficiencies",) if generic else ()
     return Network(links=links, assumptions=notes)
 
 

@@ -212,7 +212,9 @@ class Replicas:
         """
         p, pieces = self.prices, (self.prices.cycles.ends or self.prices.cycles).pieces
         going, cycle = self._ending(equal)
-        began = p.counts * going / (self.moments.steps + pieces * going)
+        # Prompts alone have no steps that decode: all of them begin, a piece a step, whatever share is left.
+        share = np.maximum(going, 1e-12)
+        began = p.counts * share / (self.moments.steps + pieces * share)
         full = p.decode / p.together + p.ahead / PROMPTS
         some = self.policy.mixed & ~self.batches.piped & (began > p.together * np.maximum(going, 1.0))
         # A batch runs the prompt of each in a step of its own, and decode steps between.
