@@ -265,8 +265,8 @@ def compare_page(a: EitherReport, b: EitherReport, width: int = 80) -> Page:
         page.blank()
         page.add(("DIFFERENT", "bold"))
         runs = {"stack": "stack" if isinstance(a, TrainReport) else "engine"}
-        rows = [[runs.get(key, key), _worded(x), _worded(y)] for key, (x, y) in changed.items()]
-        page.table([["", "A", "B"], *rows], right=(1, 2))
+        unlike = [[runs.get(key, key), _worded(x), _worded(y)] for key, (x, y) in changed.items()]
+        page.table([["", "A", "B"], *unlike], right=(1, 2))
     return page
 
 

@@ -72,8 +72,8 @@ def _verdict(report: ServeReport, page: Page) -> None:
             page.note(f"one request of {tokens:,} tokens is longer than the cache, which holds {room:,}")
         else:
             page.note("weights and working memory leave no room for a cache")
-        asked = "that cache" if over else f"one request of {tokens:,} tokens"
-        page.note(f"{show_bytes(base.short_by_bytes)} short of memory for {asked}")
+        lacks = "that cache" if over else f"one request of {tokens:,} tokens"
+        page.note(f"{show_bytes(base.short_by_bytes)} short of memory for {lacks}")
         if base is report.base:
             from shardwise.answers._infer import nearest_change
 
