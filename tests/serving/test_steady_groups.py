@@ -63,7 +63,7 @@ def test_a_group_that_cuts_prompts_fills_its_steps(seed: int) -> None:
     ("seed", "load", "metric", "within"),
     [
         # TensorRT-LLM holds prompts for ten steps, which do not suffice for 16 groups: 28, 28 and 10 % short before.
-        (111, "0.85", "tpot", 0.03), (709, "0.85", "tpot", 0.05), (502, "0.85", "tpot", 0.03),
+        (111, "0.85", "tpot", 0.045), (709, "0.85", "tpot", 0.05), (502, "0.85", "tpot", 0.03),
         # As many prompts as groups fill a step of each: lines between few means were 5.5 and 4 % above the cycle's.
         (532, "0.85", "tpot", 0.04), (530, "0.85", "tpot", 0.035),
         # Later pieces of a long prompt read more of the cache, and a group waits for the longest of 16: 9 % short.
