@@ -61,3 +61,10 @@ def test_kernels_of_several_types_hold_on_instructions(device: str, terabytes: f
     rates = rates_of(find_device(device).device, "bf16", 0.0, Efficiencies())
     seconds = kernel_seconds(rates, bias, "forward") - bias.kernels * rates.memory_start
     assert bias.forward_bytes / seconds == pytest.approx(terabytes * 1e12, rel=0.02)
+
+
+def test_rotary_embedding_in_steps_has_the_share_that_was_measured_of_it() -> None:
+    """A table that has it measured it kernel by kernel (the CPU's); where none has it it runs as casts do."""
+    measured = BandwidthShares((("rotary", 0.1, 0.2), ("eager", 0.5, 0.5)))
+    assert (measured.share("rotary in steps"), measured.share("rotary in steps", backward=True)) == (0.1, 0.2)
+    assert BandwidthShares((("eager", 0.5, 0.5), ("other", 0.9, 0.9))).share("rotary in steps") == 0.5

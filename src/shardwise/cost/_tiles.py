@@ -88,8 +88,6 @@ MEASURED_KERNELS = {
 def kind_of(op: Op[X]) -> str:
     """Return what an operator that moves bytes does; norms written out in steps and gated activations apart.
 
-    Rotary embedding kernel by kernel casts, multiplies with broadcast cosines, and writes halves of rows.
-
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
     >>> from shardwise.ops.head import final_norm
@@ -100,12 +98,12 @@ def kind_of(op: Op[X]) -> str:
         return "norm" if op.kernels == 1 else "norm in steps"
     if op.role == "activation":
         return "activation" if op.kernels == 1 else "gated activation"
-    if op.role == "rotary" and op.kernels > 1:
-        return "eager"
+    if op.role == "rotary":
+        return "rotary" if op.kernels == 1 else "rotary in steps"
     return _BY_ROLE.get(op.role, "other")
 
 
-_BY_ROLE: dict[str, str] = {name: name for name in ("rotary", "loss", "embedding", "add")}
+_BY_ROLE: dict[str, str] = {name: name for name in ("loss", "embedding", "add")}
 _BY_ROLE |= {"dispatch": "permute", "combine": "permute", "steps": "eager", "scan": "scan"}
 
 
@@ -142,13 +140,19 @@ class BandwidthShares:
         >>> BandwidthShares((("add", 0.9, 0.8),)).share("add", backward=True), BandwidthShares().share("add")
         (0.8, 1.0)
         """
-        pair = self._pairs.get(kind)
-        if pair is None:
-            pair = self._pairs.get("other", (1.0, 1.0)) if kind in ("permute", "eager") else (1.0, 1.0)
-            eager = self._pairs.get("eager")
-            if kind == "norm in steps" and eager is not None:
-                pair = (1 / (_NORM_CASTS / eager[0] + 1 - _NORM_CASTS), 1 / (_NORM_CASTS / eager[1] + 1 - _NORM_CASTS))
+        pair = self._pairs.get(kind) or self._derived(kind)
         return pair[backward]
+
+    def _derived(self, kind: str) -> tuple[float, float]:
+        """Return the shares of a kind that no table has, by those of others."""
+        plain = (1.0, 1.0)
+        other, eager = self._pairs.get("other", plain), self._pairs.get("eager")
+        if kind == "rotary in steps":
+            # It casts, multiplies with broadcast cosines and writes halves of rows; tables of this kind measured those.
+            return self._pairs.get("rotary") or eager or other
+        if kind == "norm in steps" and eager is not None:
+            return (1 / (_NORM_CASTS / eager[0] + 1 - _NORM_CASTS), 1 / (_NORM_CASTS / eager[1] + 1 - _NORM_CASTS))
+        return other if kind in ("permute", "eager") else plain
 
 
 @dataclass(frozen=True, slots=True)
