@@ -55,10 +55,12 @@ def test_bands_hold_for_every_kind_of_run() -> None:
 
     Of few runs the share itself is uncertain: that of thirty by eight points. Of servers near capacity it is half: a
     step that is a seventh too slow, as Mixtral's on H100, is a queue that grows where the measured one did not. Of
-    tails of first tokens, most of which are of such servers, it is two of three.
+    tails of first tokens, most of which are of such servers, it is two of three. Of rates of attention groups a third
+    is one page on DeepSeek-R1 of early 2025 (dstack_r1), which is two to three times slower than predicted.
     """
     under_load = ("load.ttft_seconds", "load.tpot_seconds", "load.requests_per_second")
     least = {(headline, "near capacity"): 0.5 for headline in under_load} | {("load.ttft_seconds", "tail"): 0.65}
+    least |= {("load.requests_per_second", "attention groups"): 0.6}
     kinds = [row for row in score.stored()["kinds"] if row["sources"] >= 5]
     assert {"experts", "fine-tuning", "narrow types", "nodes", "plain"} <= {row["kind"] for row in kinds}
     bounds = [least.get((row["headline"], row["kind"]), 0.7) - 0.45 / row["runs"] ** 0.5 for row in kinds]
