@@ -131,7 +131,7 @@ def _front(axes: Axes, result: ServingResult) -> None:
     if result.best:
         place = (_latency(result.best[0]) / unit.size, _rate(result.best[0]))
         axes.plot(*place, marker="o", markersize=10, markerfacecolor="none", markeredgecolor=INK, linewidth=0)
-        axes.annotate("#1", place, (-7, 7), textcoords="offset points", fontsize=8, fontweight="bold", ha="right")
+        axes.annotate("#1", place, (-7, -13), textcoords="offset points", fontsize=8, fontweight="bold", ha="right")
     axes.legend(loc="lower right", bbox_to_anchor=(clear, 0), handletextpad=0.2, labelspacing=0.3)
 
 
