@@ -176,7 +176,8 @@ def _work(report: AnyReport) -> _Work:
 
 def _even(report: InferReport) -> InferReport:
     """Return a report whose ranks do what they do on average: what experts get beyond that, others lack."""
-    return replace(report, case=replace(report.case, job=replace(report.case.job, expert_imbalance=1.0)))
+    job = replace(report.case.job, expert_imbalance=1.0)
+    return replace(report, case=replace(report.case, job=job, mean_rank=True))
 
 
 def _of_step(report: TrainReport) -> _Work:

@@ -42,7 +42,8 @@ def queued(record: Record, base: InferReport, count: int) -> ServeReport:
     most = stated or limits_of(base.case.engine.name, base.case.cluster.device).sequences
     job = replace(base.case.job, max_sequences=most, max_batched_tokens=record.whole("max_num_batched_tokens"))
     report = _all_at_once(record, base, job, min(count, _MOST))
-    record.assume(f"offline: a queue of {count} requests, up to {_most_running(report)}")
+    part = f", of which {_MOST} are simulated" if count > _MOST else ""
+    record.assume(f"offline: a queue of {count} requests{part}, up to {_most_running(report)}")
     return report
 
 

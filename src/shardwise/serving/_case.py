@@ -46,6 +46,7 @@ class ServingCase:
     """What guesses tokens that a step verifies."""
     host: ServingCase | None = None
     """The same question to the host's processor, where that runs a part of the model."""
+    mean_rank: bool = False  # Of ranks of experts that of the mean, not the busiest, for which the others wait.
 
     @property
     def domains(self) -> tuple[int, ...]:

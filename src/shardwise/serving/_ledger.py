@@ -212,6 +212,7 @@ def views_of(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> 
             imbalance=case.job.expert_imbalance,
             copies=step.sequences if case.job.same_prompts else 1.0,
             popularity=popularity_of(case.model),
+            mean_rank=case.mean_rank,
         )
         one = zero + 1
         degrees = ParallelSizes(tp=sizes.tp, tp2=one, cp=one, ep=sizes.ep, etp=sizes.etp, panels=one)
