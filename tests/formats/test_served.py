@@ -65,6 +65,24 @@ def test_a_launch_line_says_what_the_answer_assumed(system: str, words: tuple[st
     assert line(system, *words) == [*expected.split(), '"$@"']
 
 
+READ_AS = (
+    ("vllm==0.11.0", "vllm", "vllm.sh", "vllm-0.11"),
+    ("vllm-prefix-cache", "dynamo", "", "vllm-prefix-cache"),
+    ("sglang-0.5.11", "sglang", "sglang.sh", "sglang-0.5.11"),
+    ("vllm-eager", "vllm", "vllm.sh", ""),
+    ("tensorrt-llm", "trtllm", "trtllm.sh", ""),
+)
+
+
+@pytest.mark.parametrize(("engine", "target", "file", "named"), READ_AS)
+def test_a_launch_that_is_read_as_another_engine_says_so(engine: str, target: str, file: str, named: str) -> None:
+    """No flag states a release: the launch of one says which --engine reads it as it was computed."""
+    tree = run("export", target, "qwen3-8b", "--on", "1xh100", "--engine", engine, "--json").tree
+    said = [note for note in tree["notes"] if "unless --engine" in note]
+    assert len(said) == bool(named) and all(f"--engine {named} is given" in note for note in said)
+    assert not file or all(f"# {note}\n" in tree["files"][file] for note in said)
+
+
 def test_attention_data_parallelism_lies_within_the_tp_of_sglang_and_beside_that_of_vllm() -> None:
     """SGLang's limits are those of all replicas of attention together, vLLM's of each."""
     words = ("deepseek-v3", "--on", "8xh200", "--dp", "8", "--ep", "8", *BATCH, "--max-batched-tokens", "4096")

@@ -239,15 +239,15 @@ def stage_variable(one: Deployment, name: str) -> str:
     return f"{name}={','.join(map(str, layers))} " if len(set(layers)) > 1 else ""
 
 
-def lost(one: Deployment, system: str, text: str, files: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Raise `InputError` naming every field that a launch was not told and that moves the answer.
+def lost(one: Deployment, system: str, text: str, files: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the engine that a launch is read back as; `files` are its other files, by their names.
 
-    The launch is read back; `files` are its other files, by their names.
+    Raises `InputError` naming every field that it was not told and that moves the answer.
     """
     from shardwise.formats._launched import LaunchFiles, read_launch
 
     if "$" in one.job.draft_model:
-        return  # which a reader takes for a variable that is left open
+        return ""  # which a reader takes for a variable that is left open
     back = read_launch(text, system, {"NODE_RANK": "0", "MASTER_ADDR": "first"}, LaunchFiles(named=files)).values
     own, copies = one.report, one.plan.dp // one.together
     usual = {f.name: f.default for kind in (Plan, Serving) for f in fields(kind)}
@@ -267,13 +267,22 @@ def lost(one: Deployment, system: str, text: str, files: Mapping[str, str] = Map
     ours = {name: getattr(one.plan if hasattr(one.plan, name) else one.job, name) for name in theirs}
     other = {name: value for name, value in theirs.items() if value != ours[name]}
     if not _moves(own, other):
-        return
+        return str(back.get("engine", ""))
     alone = {name: value for name, value in other.items() if _moves(own, {name: value})}
     problems = Problems()
     for name, value in (alone or other).items():
         remedy = "leave it out" if value == usual[name] else f"use {value}"
         problems.add(name, ours[name], f"cannot be said to {table(f'{system}.toml')['checked']['system']}", remedy)
-    refuse(problems)
+    raise InputError(dict.fromkeys(problems.items))
+
+
+def engine_note(one: Deployment, system: str, read: str) -> tuple[str, ...]:
+    """Return what a launch is to be read with where its flags alone are `read` as another engine than the answer's."""
+    asked, checked = one.report.case.engine.name, table(f"{system}.toml")["checked"]
+    if read in ("", asked):
+        return ()
+    flags = f"flags are those of {checked['system']} {checked['version']}"
+    return (f"computed for engine {asked}; {flags}, which --from reads as {read} unless --engine {asked} is given",)
 
 
 # Shares of the memory are written with so many digits.
@@ -319,9 +328,10 @@ def written(
         comments.append(f"on {one.nodes} nodes")
     if any("$NODE_RANK" in str(value) or "$MASTER_ADDR" in str(value) for value in words.values()):
         comments.append("started on each node, with NODE_RANK and MASTER_ADDR set")
-    text = head + f"{checked['system']} {checked['version']}.\n" + "".join(f"# {note}\n" for note in comments)
-    text += " \\\n".join([start, *lines, '    "$@"']) + "\n"
-    lost(one, system, text, files)
+    first = head + f"{checked['system']} {checked['version']}.\n"
+    line = " \\\n".join([start, *lines, '    "$@"']) + "\n"
+    comments += engine_note(one, system, lost(one, system, line, files))
+    text = first + "".join(f"# {note}\n" for note in comments) + line
     return Exported(
         system=checked["system"], version=checked["version"], files={file: text, **files}, notes=tuple(comments),
         launch=f"bash {file}", nodes=one.nodes, node_devices=devices // one.nodes, copies=many, serves=True,

@@ -21,7 +21,7 @@ from shardwise.formats._launched import Launched, LaunchFiles, engine_in, first_
 from shardwise.formats._operators import is_operated
 from shardwise.formats._pods import Service, services_of
 from shardwise.formats._recipes import containers_of, files_of, is_recipe, with_precision
-from shardwise.formats._served import PLAIN, Asked, Deployment, lost, stage_variable
+from shardwise.formats._served import PLAIN, Asked, Deployment, engine_note, lost, stage_variable
 from shardwise.formats._wrapped import resource_of
 from shardwise.records import replace
 from shardwise.serving import InferReport
@@ -209,7 +209,10 @@ def export(report: InferReport, asked: Asked = PLAIN, prefill: InferReport | Non
     With a `prefill` pool its workers compute prompts, and the others decode.
     """
     pools = {"": report} if prefill is None else {"prefill": prefill, "decode": report}
-    workers = [_worker(Deployment(report=pool, asked=asked, apart=True, role=role)) for role, pool in pools.items()]
+    read: list[str] = []
+    workers = [
+        _worker(Deployment(report=pool, asked=asked, apart=True, role=role), read) for role, pool in pools.items()
+    ]
     name = re.sub(r"[^a-z0-9]+", "-", report.case.model.name.lower()).strip("-")
     tree = {
         "apiVersion": "nvidia.com/v1beta1",
@@ -217,19 +220,19 @@ def export(report: InferReport, asked: Asked = PLAIN, prefill: InferReport | Non
         "metadata": {"name": name},
         "spec": {"components": [{"name": "Frontend", "type": "frontend", "replicas": 1}, *workers]},
     }
-    notes = ("the images of frontend and workers are the cluster's to name",)
+    notes = ("the images of frontend and workers are the cluster's to name", *dict.fromkeys(read))
     return Exported(system="Dynamo", version="v1beta1", files={"dynamo.yaml": _yaml.dump(tree)}, notes=notes)
 
 
-def _worker(one: Deployment) -> dict[str, Any]:
-    """Return the component of like workers."""
+def _worker(one: Deployment, read: list[str]) -> dict[str, Any]:
+    """Return the component of like workers; what its line is to be read with is put behind `read`."""
     words = vllm.words_of(one)
     words |= {"--disaggregation-mode": one.role} if one.role else {}
     model, each = one.model, one.plan.tp * one.plan.pp * one.together
     flags = [part for name, value in words.items() for part in (name, *([] if value is True else [f"{value}"]))]
     line = stage_variable(one, "VLLM_PP_LAYER_PARTITION")
     line += shlex.join(["python3", "-m", "dynamo.vllm", "--model", model, *flags])
-    lost(one, "vllm", line)
+    read += engine_note(one, "vllm", lost(one, "vllm", line))
     limits = {resource_of(one.report.case.cluster.device): str(each // max(one.nodes, 1))}
     container = {"name": "main", "command": ["/bin/sh", "-c"], "args": [line], "resources": {"limits": limits}}
     worker: dict[str, Any] = {
