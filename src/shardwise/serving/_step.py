@@ -161,6 +161,13 @@ def model_cost(case: ServingCase, ledger: StepLedger[X], costs: EngineCostModel[
     return ModelCost(kinds=tuple(kinds), embedding=embedding, head=head, send=send)
 
 
+def _largest_share(stages: tuple[PipelineStage[X], ...]) -> X:
+    """Return the share of the layers that the stage with most of them has, one on a stage that has none."""
+    layers = [total(stage.layers[1:], stage.layers[0]) for stage in stages]
+    every = total(layers[1:], layers[0])
+    return largest(layers) / maximum(every, 1.0)
+
+
 def _slowest(parts: ModelCost[X], stages: tuple[PipelineStage[X], ...]) -> X:
     """Return seconds of the slowest stage for one step, its message to the next one included."""
     return largest(
@@ -195,7 +202,10 @@ def step_cost(
     add(exposed, {"pp": sends})
     overhead = named((0.0 if case.efficiencies.ideal else 1.0) * host_seconds(case, sizes, step), "engine step")
     device = total((times * part.seconds for times, part in rows), sends)
-    overhead = overhead + late_seconds(case, sizes, ledger, device)
+    late = late_seconds(case, sizes, ledger, device)
+    # Every stage is a process that launches its own layers (vllm/v1/executor/multiproc_executor.py).
+    stage_overhead = overhead + late * _largest_share(sizes.stages)
+    overhead = overhead + late
     seconds = device + overhead
     return StepCost(
         seconds=seconds,
@@ -207,7 +217,7 @@ def step_cost(
         overhead=overhead,
         overlapped=0 * seconds,
         # The device and its host work in turn.
-        slowest_stage=seconds if case.host else _slowest(parts, sizes.stages) + overhead,
+        slowest_stage=seconds if case.host else _slowest(parts, sizes.stages) + stage_overhead,
         flops=total((times * part.flops for times, part in rows), 0 * sizes.pp),
         moved_bytes=total((times * part.moved_bytes for times, part in rows), 0 * sizes.pp),
     )
