@@ -9,6 +9,7 @@ from shardwise.serving._case import (
     complete_plan,
 )
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model, op_seconds
+from shardwise.serving._draft import draft_case, draft_ledger, draft_sizes, uses_heads
 from shardwise.serving._engine import Engine, engine_names, find_engine, launched_engine
 from shardwise.serving._formats import (
     WeightFormat,
@@ -21,15 +22,7 @@ from shardwise.serving._formats import (
 from shardwise.serving._jobs import job_problems
 from shardwise.serving._kernels import EngineKernels
 from shardwise.serving._layout import TOGETHER, stages_together
-from shardwise.serving._ledger import (
-    EngineStep,
-    StepLedger,
-    draft_case,
-    draft_ledger,
-    draft_sizes,
-    step_ledger,
-    uses_heads,
-)
+from shardwise.serving._ledger import EngineStep, StepLedger, step_ledger
 from shardwise.serving._memory import StageBytes
 from shardwise.serving._options import ServingOptions
 from shardwise.serving._policy import step_tokens_of

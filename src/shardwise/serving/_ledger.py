@@ -9,7 +9,7 @@ tables have adapters too and experts have none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Literal
+from typing import Generic, Literal
 
 from shardwise.ledger.number import X, above, ceil, minimum, total
 from shardwise.ledger.op import Collective, Op, Weight, within
@@ -17,21 +17,19 @@ from shardwise.ledger.traced import named
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.experts import SHARED
-from shardwise.ops.head import mtp_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.latent import joined_down
 from shardwise.ops.layout import Layout, lay_out, memory_op
 from shardwise.ops.routed import routed_tokens
 from shardwise.plans import Tuning, find_base, find_precision
 from shardwise.records import dataclass, replace
-from shardwise.serving._cache import SequenceCache, block_caches, keeps_tokens
+from shardwise.serving._cache import block_caches, keeps_tokens
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import EngineOperators, reduces_branches_once
 from shardwise.serving._formats import WeightFormat
-from shardwise.serving._gguf import mixed
 from shardwise.serving._rates import type_of
 from shardwise.serving._routing import popularity_of
-from shardwise.serving._sizes import PipelineStage, ServingSizes
+from shardwise.serving._sizes import ServingSizes
 from shardwise.serving._whole_norms import exchange_of, with_exchange
 
 
@@ -327,71 +325,3 @@ def adapter_ops(case: ServingCase, layout: Layout[X], block: Block, sequences: X
 
 def _adapter_elements(ops: list[Op[X]]) -> X:
     return total(w.elements for op in ops for w in op.weights if w.adapter)
-
-
-_HEADS = ("mtp", "eagle")
-
-
-def draft_case(case: ServingCase) -> ServingCase | None:
-    """Return the case of the draft on the ranks of a case; None where no model guesses.
-
-    Layers that predict more tokens may have a format of their own.
-    """
-    if case.draft is None:
-        return None
-    job = replace(case.job, speculative_method="", num_speculative_tokens=0)
-    form = dict(case.format.parts).get("mtp", case.format) if case.job.speculative_method == "mtp" else case.format
-    return replace(
-        case, model=case.draft, draft=None, job=job, format=mixed(form, case.draft), compute=type_of(case, form)
-    )
-
-
-def draft_sizes(case: ServingCase, sizes: ServingSizes[X]) -> ServingSizes[X]:
-    """Return the sizes of a draft: all of its layers stand on the last stage."""
-    layers: Any = tuple(case.model.kinds.values())
-    one = 0 * sizes.pp + 1
-    return replace(sizes, pp=one, stages=(PipelineStage(layers=layers, embeds=one, ends=one),))
-
-
-def draft_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X], heads: bool) -> StepLedger[X]:
-    """Return the operators of one step of a draft; heads join the hidden states of the model to their embeddings."""
-    ledger = step_ledger(case, sizes, step)
-    if not heads:
-        return ledger
-    *kinds, (label, embedding), head = ledger.lines
-    joined = mtp_ops(views_of(case, sizes, step).wide, case.model)
-    return replace(ledger, lines=(*kinds, (label, (*embedding, *joined)), head))
-
-
-def draft_weights(case: ServingCase, sizes: ServingSizes[X]) -> X:
-    """Return bytes of the weights of a case's draft on a rank of the last stage."""
-    draft, zero = draft_case(case), 0 * sizes.tp
-    if draft is None:
-        return zero
-    heads = uses_heads(case)
-    own = draft_sizes(draft, sizes)
-    step: EngineStep[X] = EngineStep(phase="decode", sequences=1 + zero, tokens=1, context=0)
-    *kinds, embedding, head = draft_ledger(draft, own, step, heads).lines
-    rows = [(n, ops) for n, (_, ops) in zip(draft.model.kinds.values(), kinds, strict=True)]
-    ends = [op for op in embedding[1] if within(op.region, "mtp")] if heads else [*embedding[1], *head[1]]
-    rows.append((1, tuple(ends)))
-    return total((n * weight_bytes(ops, draft.format, zero) for n, ops in rows), zero)
-
-
-def draft_caches(case: ServingCase, sizes: ServingSizes[X]) -> tuple[SequenceCache[X], ...]:
-    """Return what one sequence keeps in all layers of a case's draft."""
-    draft = draft_case(case)
-    if draft is None:
-        return ()
-    step: EngineStep[X] = EngineStep(phase="decode", sequences=sizes.batch, tokens=1, context=0)
-    layout = views_of(draft, sizes, step).wide
-    return tuple(
-        replace(one, token_bytes=count * one.token_bytes, constant_bytes=count * one.constant_bytes)
-        for block, count in draft.model.kinds.items()
-        for one in block_caches(layout, block)
-    )
-
-
-def uses_heads(case: ServingCase) -> bool:
-    """Return whether what guesses reads the hidden states of the model."""
-    return case.job.speculative_method in _HEADS

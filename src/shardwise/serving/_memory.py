@@ -31,17 +31,14 @@ from shardwise.serving._buffers import (
 from shardwise.serving._cache import SequenceCache, block_caches, keeps_states, sequence_bytes
 from shardwise.serving._captured import captured_sequences, captures_prompts
 from shardwise.serving._case import ServingCase
+from shardwise.serving._draft import draft_caches, draft_case, draft_weights, uses_heads
 from shardwise.serving._engine import engine_tables, static_row
 from shardwise.serving._ledger import (
     EngineStep,
     StepLedger,
-    draft_caches,
-    draft_case,
-    draft_weights,
     live_bytes,
     step_ledger,
     table_bytes,
-    uses_heads,
     views_of,
     weight_bytes,
 )

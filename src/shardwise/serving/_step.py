@@ -12,16 +12,9 @@ from shardwise.ledger.traced import named
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
+from shardwise.serving._draft import draft_case, draft_ledger, draft_sizes, uses_heads
 from shardwise.serving._host import host_seconds, late_seconds
-from shardwise.serving._ledger import (
-    EngineStep,
-    StepLedger,
-    draft_case,
-    draft_ledger,
-    draft_sizes,
-    step_ledger,
-    uses_heads,
-)
+from shardwise.serving._ledger import EngineStep, StepLedger, step_ledger
 from shardwise.serving._memory import layers_bytes
 from shardwise.serving._placed import LayerCost, add, host_lines, layer_cost
 from shardwise.serving._sizes import PipelineStage, ServingSizes
