@@ -12,6 +12,7 @@ from shardwise import Plan, Training
 from shardwise.formats import ImportContext, import_file
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
+from shardwise.ops.blocks import block_ops
 from shardwise.ops.count import trainable_parameters
 from shardwise.plans import find_stack, tuning_of, with_attention
 from shardwise.training import TrainingOptions, TrainReport, train
@@ -45,6 +46,14 @@ def test_experts_that_are_linear_layers_are_stored_in_four_bits() -> None:
     assert tuned("qwen3-30b-a3b", "transformers-2024").memory.weights < 21e9
     scout = tuned("llama-4-scout", "transformers").memory.weights
     assert scout < 0.6 * 109e9 + 4 * 2 * 202048 * 5120
+
+
+def test_experts_in_a_loop_of_python_are_widened_one_at_a_time() -> None:
+    """Beside an expert's own gradients there are 16 bits of one of its matrices, not of those of all experts."""
+    report = tuned("mixtral-8x7b", "transformers-2024")
+    rows, width, hidden = 2 * 2048, 14336, 4096
+    (up,) = [op for op in block_ops(report.evaluation.layout, report.case.model.layers[0], hidden) if op.role == "up"]
+    assert up.transient_bytes == 2 * rows * 2 * width / 8 + 2 * hidden * width
 
 
 def test_what_is_passed_over_is_said_with_a_framework_that_does_not(tmp_path: Path) -> None:

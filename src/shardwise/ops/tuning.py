@@ -153,9 +153,11 @@ def frozen(y: Layout[X], tuning: Tuning, op: Op[X]) -> Op[X]:
     if not matrices or part or not tuning.base.widened_bytes or tuning.base.name == op.dtype:
         return without_gradients
     elements = total((w.elements for w in matrices), 0 * y.tokens)
-    one = total((divide(w.elements, max(len(op.parts), 1)) for w in matrices), 0 * y.tokens)
+    experts, layers_of_one = _in_a_loop(y, op, matrices[0])
+    one = total((divide(w.elements, experts * layers_of_one) for w in matrices), 0 * y.tokens)
     # Beside the gradient of 16-bit logits there are those in fp32, where the trainer holds them.
     outputs = op.output_bytes * (3 if op.role == "head" and y.stack.loss_kernel == "chunked-fp32" else 1)
+    outputs = divide(outputs, experts)
     # Each layer makes 16 bits of the fp32 that it takes, and fp32 of what it gives (8 bytes in place of 4, or of 2).
     layers, cast = max(len(op.parts), 1), 4 * op.rows
     if wide_results(y, tuning) and op.role != "out":
@@ -170,6 +172,17 @@ def frozen(y: Layout[X], tuning: Tuning, op: Op[X]) -> Op[X]:
         decoding_flops=tuning.base.decoding_flops * elements if tuning.base.decoding_flops else 0,
         transient_bytes=op.transient_bytes + outputs + tuning.base.unpacked_bytes * one,
     )
+
+
+def _in_a_loop(y: Layout[X], op: Op[X], matrix: Weight[X]) -> tuple[X | float, int]:
+    """Return over how many experts an operator goes one by one, and of how many layers an expert's share of it is.
+
+    Experts that are linear layers in a loop of Python widen a weight of one at a time, and make its gradients alone
+    (transformers 4.57.6 models/mixtral/modeling_mixtral.py MixtralSparseMoeBlock).
+    """
+    if op.kind == "grouped" and y.stack.experts_loop and matrix.shape:
+        return matrix.shape[0], len(op.modules)
+    return 1, max(len(op.parts), 1)
 
 
 def _kept_of_narrow(y: Layout[X], tuning: Tuning, op: Op[X], elements: X) -> Iterator[Tensor[X]]:
