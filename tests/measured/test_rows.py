@@ -183,6 +183,25 @@ def test_what_fsdp_shards_is_of_who_wrote_it(tmp_path: Path, name: str, stack: s
     assert called is not None and (called.stack.name, called.plan.sharding) == (stack, "fsdp")
 
 
+@pytest.mark.parametrize(
+    ("release", "holds"),
+    [
+        ("4.39.3 / bitsandbytes 0.43.1", "llama mistral mixtral qwen2"),
+        ("4.41.2", "mistral mixtral qwen2"),
+        ("4.44.2 / bitsandbytes 0.43.3", "mixtral qwen2"),
+        ("4.46.1", "mixtral"),
+        ("4.48.1", ""),
+    ],
+)
+def test_a_release_of_transformers_says_which_layers_hold_positions(tmp_path: Path, release: str, holds: str) -> None:
+    """Cosines and sines of each layer left one family after another; bitsandbytes kept inputs until 0.43.2."""
+    row = {**TRAINING, "framework": f"HF TRL 0.11 / transformers {release}", "sharding": "none"}
+    stack = only(tmp_path, row).case.stack
+    families = ("llama", "mistral", "mixtral", "qwen2")
+    assert [one for one in families if re.fullmatch(stack.rotary_families, one)] == holds.split()
+    assert stack.keeps_narrow_inputs == ("0.43.1" in release)
+
+
 def test_a_row_may_keep_what_fsdp_gathered(tmp_path: Path) -> None:
     """SHARD_GRAD_OP, reshard_after_forward False, is a sharding of its own: weights stay whole until backward."""
     row = {**TRAINING, "framework": "FSDP", "num_gpus": "8", "dp": "8", "metric": "peak_memory", "value": "4e10"}

@@ -60,6 +60,24 @@ def test_each_shape_of_weight_gradient_has_one_stand_in() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "stack", "held"),
+    [
+        ("mistral-7b-v0.1", "peft-2024", 32 * 2 * 32768 * 128 * 2),
+        ("llama-2-70b", "peft-2024", 80 * 2 * 4096 * 128 * 2),
+        ("mistral-7b-v0.1", "transformers-2024", 0),
+        ("mixtral-8x7b", "transformers-2024", 32 * 2 * 32768 * 128 * 2),
+        ("mixtral-8x7b", "transformers", 0),
+    ],
+)
+def test_layers_of_old_transformers_hold_cosines_of_all_positions(model: str, stack: str, held: int) -> None:
+    """Two buffers of max_position_embeddings in each layer; fms-acceleration's runs of GPTQ differ by as much."""
+    job = Training(seq_len=512, global_batch=1, adapter="lora", base="nf4")
+    options = TrainingOptions(stack=stack)
+    found = train(Model.load(model), Cluster.parse("1xh200-sxm"), Plan(micro_batch=1), job, options)
+    assert found.evaluation.memory[0].framework == held
+
+
+@pytest.mark.parametrize(
     ("stack", "family", "mebibytes"),
     [
         ("megatron", "hopper", 96),

@@ -172,8 +172,7 @@ class Stack:
     """Width of experts that it passes over where that is another (0), and no sharding of weights leaves them so."""
     scores_rollouts: bool
     """Log-probabilities of answers under the policy that generated them are a pass ahead of the update."""
-    narrow_rest_as_loaded: bool
-    """They are as the recipe loads weights, so that one of 16 bits leaves them so."""
+    narrow_rest_as_loaded: bool  # They are as the recipe loads weights, so that one of 16 bits leaves them so.
     narrow_norm_bytes: float
     """That of norms alone, where the rest has another (0: as the rest)."""
 
@@ -272,6 +271,7 @@ class Stack:
     """Seconds of the host to quantise the rows of one expert in fewer than 16 bits and to launch one GEMM of it."""
 
     # Memory beside tensors
+    rotary_families: str  # Families whose layers each hold cosines and sines of every position, as an expression.
     device_context: bool
     """A process has a context on its device, within the memory that can be used."""
     loaded_kernel_bytes: float

@@ -17,6 +17,7 @@ from shardwise.plans import DEGREES, Stack, find_rules, find_scaling, with_loss_
 from shardwise.plans.fields import PLAN
 from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost, KnownPrices, WrittenBlocks, fold
+from shardwise.training._buffers import gather_buffer, rotary_buffers
 from shardwise.training._case import TrainingCase
 from shardwise.training._framework_bytes import device_bytes, moved_pages, reserved_bytes, resident_pages
 from shardwise.training._fsdp_units import padded
@@ -117,19 +118,9 @@ def parts_of(
         shared=shared_of(case, y),
         gather_buffer=gather_buffer(case, y),
         mask=ledgers.attention_masks(y, model),
+        rotary=rotary_buffers(case, y),
         shared_table=model.embedding and bool(model.tied or model.mtp),
     )
-
-
-def gather_buffer(case: TrainingCase, y: Layout[X]) -> X:
-    """Return the bytes of the buffer into which the split sequence is gathered for the head, kept for the whole run.
-
-    Megatron-LM core/tensor_parallel/layers.py, get_global_memory_buffer "mpu"; Transformer Engine has none.
-    """
-    zero = 0 * y.tokens
-    if not (case.stack.keeps_gathered and case.plan.sequence_parallel and case.model.head):
-        return zero
-    return above(y.degrees.tp, 1, y.a * y.tokens * case.model.hidden, zero)
 
 
 def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[SharedWeights[X], ...]:

@@ -237,6 +237,13 @@ def stand_in_bytes(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X
     return named(recipe.precision.activation_bytes * total([*shapes, *ends], zero), "dummy weight gradients")
 
 
+def module_buffers(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
+    """Return the bytes that modules hold for the whole run: stand-ins of gradients, cosines and sines of positions."""
+    layers = zip(stage.layers, stage.mirrored, parts.rotary, strict=True)
+    positions = total(((n + m) * one for n, m, one in layers), 0 * stage.count)
+    return stand_in_bytes(recipe, parts, stage) + categorized("buffers", positions, "cosines and sines")
+
+
 def stage_buffers(
     recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X], depth: InFlight[X]
 ) -> X:

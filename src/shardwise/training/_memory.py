@@ -21,10 +21,10 @@ from shardwise.training._framework_bytes import (
     flat_update,
     graph_gradients,
     late_block,
+    module_buffers,
     recomputed_streams,
     shares,
     stage_buffers,
-    stand_in_bytes,
     table_gradients,
     update_bytes,
     whole_table,
@@ -207,7 +207,7 @@ def stage_memory(
     gathered = categorized(
         "buffers", above(stage.heads, 0, parts.gather_buffer, 0 * stage.count), "gathered input of the head"
     )
-    buffers = stand_in_bytes(recipe, parts, stage) + gathered + stage_buffers(recipe, sizes, parts, stage, depth)
+    buffers = module_buffers(recipe, parts, stage) + gathered + stage_buffers(recipe, sizes, parts, stage, depth)
     hosted, none = recipe.offloads("optimizer"), 0 * weights
     widened = none if hosted else total(widened_bytes(one.recipe, sizes, one.params) for one in classes)
     buckets = bucket_bytes(recipe, [(one.recipe, one.params, one.largest) for one in classes])

@@ -151,7 +151,6 @@ MemoryCategory: TypeAlias = Literal[
 ]
 MEMORY_CATEGORIES: tuple[str, ...] = get_args(MemoryCategory)
 
-
 MemoryMoment: TypeAlias = Literal[  # of a step, at which a stage may be at its fullest
     "forward", "loss", "backward", "gradients complete", "ends reduced", "micro-batch complete", "optimizer step",
     "scoring",
@@ -185,9 +184,9 @@ class SharedWeights(Generic[X]):
 class ModelBlocks(Generic[X]):
     """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them.
 
-    `stream_bytes` is one tensor of the residual stream. `shared_table` says that the last stage needs the input table
-    too: as its head, or for multi-token prediction. `gather_buffer` holds the whole input of a split head,
-    `mask` is of attention, where it comes with the data or is made once for all layers.
+    `stream_bytes` is one tensor of the residual stream. `shared_table`: the last stage needs the input table too, as
+    its head or for multi-token prediction. `gather_buffer` holds the whole input of a split head, `mask` is attention's
+    where all layers share it, `rotary` what a layer of each kind holds of all positions.
     """
 
     kinds: tuple[BlockCost[X], ...]
@@ -198,6 +197,7 @@ class ModelBlocks(Generic[X]):
     table: X
     gather_buffer: X
     mask: X
+    rotary: tuple[X, ...]
     shared_table: bool = False
     shared: tuple[SharedWeights[X], ...] = ()
     frozen_table: X | float = 0
