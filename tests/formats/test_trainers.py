@@ -828,6 +828,26 @@ def test_a_device_named_alone_is_one_where_the_launcher_says_how_many(tmp_path: 
     assert any("1 device, it leaves their number to the launcher" in note for note in told["assumptions"])
 
 
+def test_one_rank_of_fsdp_brings_weights_in_from_the_host(tmp_path: Path) -> None:
+    """A file for several cards with parameters on the host has an answer on one, unit by unit as well."""
+    path = tmp_path / "a.yaml"
+    hosted = "\nfsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true}\n"
+    path.write_text(FILES["axolotl-lora"][0] + hosted, encoding="utf-8")
+    plan = json.loads(run("train", "--from", str(path), "--on", "h100", "--json").out)["plan"]
+    assert (plan["sharding"], plan["dp"], "parameters" in plan["offload"]) == ("fsdp", 1, True)
+    path.write_text(FILES["torchtune-lora"][0] + "\nfsdp_cpu_offload: true\n", encoding="utf-8")
+    assert json.loads(run("train", "--from", str(path), "--on", "h100", "--json").out)["plan"]["sharding"] == "fsdp"
+
+
+def test_a_file_whose_model_is_not_known_says_so(tmp_path: Path) -> None:
+    """What is missing is told with the file's own word for it, and a card named alone is one all the same."""
+    path = tmp_path / "a.yaml"
+    path.write_text("base_model: deepcogito/cogito-v1-preview-llama-3B\nadapter: lora\nlora_r: 8\n", encoding="utf-8")
+    done = run("train", "--from", str(path), "--on", "rtx-4090")
+    assert done.status == 2 and "deepcogito/cogito-v1-preview-llama-3B is not in the catalogue" in done.err
+    assert "names no number of devices" not in done.err
+
+
 def test_a_file_with_all_sizes_of_a_batch_leaves_no_number_of_devices_open(tmp_path: Path) -> None:
     """DeepSpeed's three sizes mean eight devices, so that one is not assumed; without the whole batch it is."""
     sizes = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}

@@ -79,7 +79,9 @@ def _from_model(inputs: Inputs, given: Mapping[str, Any]) -> Model | None:
     for key, value in given.items():
         inputs.fail(key, value, "changes the model of a file", "change the file, or name the model too")
     if inputs.imported is not None and inputs.imported.model is None and "model" not in inputs.bad:
-        inputs.fail("model", None, f"is missing, and {inputs.imported.source} has none", example_of("model"))
+        why = [one.removeprefix("no model") for one in inputs.imported.assumed if one.startswith("no model: ")]
+        rule = f"is missing, and {inputs.imported.source} has none that is read"
+        inputs.fail("model", None, rule + "".join(why[:1]), example_of("model"))
     return inputs.imported.model if inputs.imported and not given else None
 
 

@@ -49,10 +49,9 @@ def take(inputs: Inputs) -> None:
         inputs.problems.items += error.problems
         inputs.bad |= {"from", "from_args"} & inputs.values.keys()
         return
-    named = case.model is not None or "model" in inputs.values
     # A file that states all three sizes of a batch means so many devices.
     left = not case.num_devices and case.accumulation and not (case.job and case.job.global_batch)
-    if left and named and _alone(inputs):
+    if left and _alone(inputs):
         # As everywhere a device named alone is one, where the file of a trainer leaves their number to its launcher.
         inputs.values["on"] = "1x" + inputs.get("on", "")
         inputs.notes.append(f"{case.source}: 1 device, it leaves their number to the launcher")

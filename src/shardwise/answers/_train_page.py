@@ -227,7 +227,7 @@ def _nearest(report: TrainReport) -> str:
         return "no single change gives the engine room; use more devices, or --rollout apart with devices of its own"
     if not report.changes:
         else_use = "use more devices, another precision or a smaller job"
-        return f"no single change of the plan saves memory; {'several together fit (NEXT)' if together else else_use}"
+        return f"no change of the plan alone saves memory; {'savers together fit (NEXT)' if together else else_use}"
     best = report.changes[0]
     nearest = f"no single change tried fits; nearest is {say_change(report, best)}"
     if together:

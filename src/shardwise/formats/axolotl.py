@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from shardwise.formats import _trainer, _yaml
+from shardwise.formats import _trainer, _yaml, fsdp
 from shardwise.formats._checkpoints import attention_words, liger_patches, reentrance_words, reentrant, under_deepspeed
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
@@ -53,7 +53,7 @@ def read(text: str, source: str = "axolotl.yaml", around: ImportContext = PLAIN)
     model = _trainer.model_named(keys, "base_model")
     launched = _trainer.deepspeed_case(keys, "deepspeed", source, around)
     plan = _plan(keys, around.num_devices) if launched is None else launched.plan
-    plan = replace(plan, recompute=_recompute(keys), offload=_offload(keys, plan))
+    plan = fsdp.unit_by_unit(replace(plan, recompute=_recompute(keys), offload=_offload(keys, plan)))
     plan, batch, steps = _batches(keys, plan)
     seq_len = keys.whole("sequence_len") or 512
     job = Training(

@@ -50,6 +50,15 @@ _SIZES = "parallelism_config.parallelism_config_"
 _HEADS = _SIZES + "sp_size"
 
 
+def unit_by_unit(plan: Plan) -> Plan:
+    """Return a plan of FSDP's settings: one rank shards nothing, but brings weights in from the host by units too.
+
+    torch v2.13 distributed/fsdp/_fully_shard/_fsdp_param.py: offload_to_cpu, whatever the size of the mesh.
+    """
+    alone = plan.sharding == "none" and "parameters" in plan.offload
+    return replace(plan, sharding="fsdp") if alone else plan
+
+
 def recognises(name: str, text: str) -> bool:
     """Return whether a file is accelerate's."""
     return name.endswith((".yaml", ".yml"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.formats import _trainer, _yaml
+from shardwise.formats import _trainer, _yaml, fsdp
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table, top_level
 from shardwise.models import Model, load_model
@@ -61,7 +61,7 @@ def read(text: str, source: str = "torchtune.yaml", around: ImportContext = PLAI
     plan = _trainer.spread(keys, devices, _sizes(keys), "shard-grad-op" if kept else "fsdp")
     builder, model = _model(keys)
     recompute, layers = _recompute(keys, model)
-    plan = replace(plan, recompute=recompute, recompute_layers=layers, offload=_offload(keys))
+    plan = fsdp.unit_by_unit(replace(plan, recompute=recompute, recompute_layers=layers, offload=_offload(keys)))
     plan, batch, steps = _trainer.batches(keys, plan, "batch_size", "gradient_accumulation_steps", 2)
     seq_len = keys.whole("tokenizer.max_seq_len") or 0
     if not seq_len:

@@ -194,7 +194,7 @@ def _plan(keys: Keys, devices: int) -> Plan:
     kept = "shard_grad_op" in words or keys.flag("fsdp_config.reshard_after_forward") is False
     host = sharded and ("offload" in words or keys.flag("fsdp_config.cpu_offload"))
     plan = _trainer.spread(keys, devices, {}, "none" if not sharded else "shard-grad-op" if kept else "fsdp")
-    return replace(plan, offload=fsdp.HOST if host else ())
+    return fsdp.unit_by_unit(replace(plan, offload=fsdp.HOST if host else ()))
 
 
 def _recompute(keys: Keys, trl: bool) -> Recompute:
