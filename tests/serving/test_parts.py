@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from serving.serving_cases import ask, model_of, moe_block
+from shardwise import count
 from shardwise.models import load_model
 from shardwise.plans import Plan, Serving
 from shardwise.serving._cost_model import engine_cost_model
@@ -24,6 +25,18 @@ def test_a_format_by_name_is_what_the_published_copy_has(name: str, copy: str) -
     job = Serving(input_tokens=8, output_tokens=8)
     named = ask(load_model(name), replace(job, weights="nvfp4"), device="b200-sxm-180gb")
     assert named.weights_bytes_per_gpu == ask(load_model(copy), job, device="b200-sxm-180gb").weights_bytes_per_gpu
+
+
+def test_a_format_of_experts_is_of_linear_layers_where_there_are_none() -> None:
+    """A dense model in MXFP4 has its linear layers in it: embedding and head alone stay in 16 bits."""
+    model, job = load_model("llama-3.1-70b"), Serving(input_tokens=8, output_tokens=8, weights="mxfp4")
+    report = ask(model, job, device="b200-sxm-180gb")
+    wide = 2 * model.vocab * model.hidden
+    matrices = count(model).parameters - wide - (2 * model.num_layers + 1) * model.hidden
+    assert report.weights_bytes_per_gpu == pytest.approx(2 * wide + matrices * 0.53125, rel=1e-3)
+    named = "mxfp4+attention=mxfp4+recurrent=mxfp4+feed-forward=mxfp4"
+    assert report.case.format.name == named
+    assert ask("gpt-oss-20b", job, device="b200-sxm-180gb").case.format.name == "mxfp4"
 
 
 def test_parts_of_a_checkpoint_have_their_own_bytes() -> None:

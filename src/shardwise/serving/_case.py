@@ -244,7 +244,7 @@ def _stated(case: ServingCase) -> list[str]:
     scope = {
         "linear": "linear layers but router and head",
         "feed-forward": "feed-forward layers alone",
-        "experts": "routed experts alone",
+        "experts": "routed experts" + (" and the parts named" if form.parts else " alone"),
         "all": "all matrices",
     }
     group = f", {form.scale_bits:g} bits of scale data for every {form.group:,} weights" if form.group else ""

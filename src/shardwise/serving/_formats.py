@@ -82,7 +82,9 @@ class WeightFormat:
         own = next((parts[part] for part in parts_of(weight) if part in parts), self)
         if weight.kind == "head" and own is not self:
             return own if own.bits < self.rest_bits else None
-        return own if own.holds(weight) and (own is self or own.bits < self.rest_bits) else None
+        # A part that is named is held whole by a format that is of experts where none is named.
+        takes = own.holds(weight) or (own is not self and own.scope == "experts")
+        return own if takes and (own is self or own.bits < self.rest_bits) else None
 
     def holds(self, weight: Weight[Any]) -> bool:
         """Return whether a weight takes the format: vectors never below 16 bits, gates only where all do."""
@@ -200,9 +202,16 @@ def _in_some(form: WeightFormat, word: str, field: str) -> WeightFormat:
 def recipe_of(form: WeightFormat, model: Model) -> tuple[WeightFormat, str]:
     """Return a format with what published checkpoints of a model's family keep wider, and where that is stated.
 
+    A format of routed experts is one of all linear layers where a model has none.
+
     >>> recipe_of(find_format("nvfp4"), Model.load("deepseek-v3"))[0].name
     'nvfp4+attention=bf16+mtp=bf16'
+    >>> recipe_of(find_format("mxfp4"), Model.load("llama-3.1-8b"))[0].name
+    'mxfp4+attention=mxfp4+recurrent=mxfp4+feed-forward=mxfp4'
     """
+    if form.scope == "experts" and not form.parts and not model.has_experts:
+        dense = format_tables()["dense"]
+        return with_parts(form, dict.fromkeys(dense["parts"], form.name)), dense["source"]
     for one in format_tables()["kept"]:
         if form.name == one["format"] and model.has_experts and model.family in one["families"]:
             return with_parts(form, one["parts"]), one["source"]
