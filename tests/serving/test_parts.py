@@ -18,10 +18,14 @@ from shardwise.serving._sizes import sizes_of
 
 @pytest.mark.parametrize(
     ("name", "copy"),
-    [("qwen3.5-122b-a10b", "nvidia/Qwen3.5-122B-A10B-NVFP4"), ("glm-5", "nvidia/GLM-5-NVFP4")],
+    [
+        ("qwen3.5-122b-a10b", "nvidia/Qwen3.5-122B-A10B-NVFP4"),
+        ("glm-5", "nvidia/GLM-5-NVFP4"),
+        ("gemma-4-31b", "nvidia/Gemma-4-31B-IT-NVFP4"),
+    ],
 )
 def test_a_format_by_name_is_what_the_published_copy_has(name: str, copy: str) -> None:
-    """`--weights nvfp4` of a mixture keeps wide what NVIDIA's copy of it does."""
+    """`--weights nvfp4` of a mixture, or of a dense Gemma 4, keeps wide what NVIDIA's copy of it does."""
     job = Serving(input_tokens=8, output_tokens=8)
     named = ask(load_model(name), replace(job, weights="nvfp4"), device="b200-sxm-180gb")
     assert named.weights_bytes_per_gpu == ask(load_model(copy), job, device="b200-sxm-180gb").weights_bytes_per_gpu

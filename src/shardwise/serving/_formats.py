@@ -213,7 +213,8 @@ def recipe_of(form: WeightFormat, model: Model) -> tuple[WeightFormat, str]:
         dense = format_tables()["dense"]
         return with_parts(form, dict.fromkeys(dense["parts"], form.name)), dense["source"]
     for one in format_tables()["kept"]:
-        if form.name == one["format"] and model.has_experts and model.family in one["families"]:
+        covers = model.has_experts or one.get("dense", False)
+        if form.name == one["format"] and covers and model.family in one["families"]:
             return with_parts(form, one["parts"]), one["source"]
     return form, ""
 
