@@ -200,7 +200,7 @@ def gemm_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, eng
     """Return the part of `Rates` that GEMMs of a data type need, from one row of constants.
 
     A device that was measured itself (`shardwise measure`) reaches what its file states. Of others
-    `by_device` holds what one device of the family reaches of the others, and `start_by_device` the same of starts;
+    `by_device` holds what one device of the family reaches of the others (`memory_by_device`, `start_by_device`);
     `engines` holds the constants of engines with a library of their own.
     """
     imposed.check()
@@ -211,7 +211,7 @@ def gemm_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, eng
     reached = device.achieved(f"flops.{dtype}")
     kept = float(reached.value) / peak if reached else lasting(row) * scale
     flops = imposed.matmul_flops_per_second or effective(imposed, kept, imposed.compute) * peak
-    moved = achieved_bytes(device, imposed, row.memory)
+    moved = achieved_bytes(device, imposed, row.memory * row.memory_by_device.get(device.chip, 1.0))
     start = 0.0 if imposed.ideal else row.start_by_device.get(device.chip, 1.0)
     return GemmRates(
         matmul_flops=leaf("achievable matrix FLOP/s", flops, reached.source if reached else row.source),

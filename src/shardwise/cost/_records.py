@@ -90,6 +90,8 @@ class Gemm:
     node_derate_by_device: Mapping[str, float] = by_name()
     by_device: Mapping[str, float] = by_name()
     """What one device of the family reaches of the others."""
+    memory_by_device: Mapping[str, float] = by_name()
+    """The same of the memory."""
     start_by_device: Mapping[str, float] = by_name()
     watts_per_flops: float = 0.0
     """Watts over the 16-bit peak of the device that was measured."""
