@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run
+from measured_rows import INFERENCE, only
 
 HEAD = "case_id,metric,value,unit,model,device,num_gpus,tp,engine,engine_version,serving_mode,weight_dtype"
 HEAD += ",concurrency,request_rate,input_tokens,output_tokens,max_num_batched_tokens,notes"
@@ -185,3 +186,13 @@ def test_rows_say_every_format_of_weights_that_engines_are_said_to_read(tmp_path
     path.write_text("\n".join(narrow) + "\n", encoding="utf-8")
     one, other = predicted(path)
     assert one == pytest.approx(other, rel=0.1)
+
+
+def test_rows_name_models_and_formats_as_questions_do(tmp_path: Path) -> None:
+    """A model by any name that a question takes has its prediction, said; so have parts in formats of their own."""
+    words = {"model": "qwen3.6-27b", "device": "b200-sxm-180gb", "engine": "vllm", "kv_dtype": ""}
+    found = only(tmp_path, {**INFERENCE, **words, "weight_dtype": "nvfp4+attention=bf16"})
+    assert found.status == "predicted", found.reason
+    assert "model qwen3.5-27b: qwen3.6-27b is named after it" in found.assumed
+    wrong = only(tmp_path, {**INFERENCE, "weight_dtype": "nvfp4+everything=bf16"})
+    assert (wrong.status, wrong.refused) == ("refused", "everything")

@@ -81,7 +81,7 @@ class Context:
         model = self.model(key)
         for note in unwrap(self._entries[key]["config"]).notes if key in self._entries else ():
             record.assume(note)
-        if model.name != key and key not in self.given and _HUB.fullmatch(key):
+        if model.name != key and key not in self.given and key not in self._entries:
             record.assume(f"model {model.name}: {key} is named after it")
         passes = int(record.noted("mtp_passes"))
         if not passes or not model.mtp:
@@ -98,7 +98,7 @@ class Context:
             return model_from_config(self._entries[key]["config"], name=key, part="text")
         from shardwise.models import model_names
 
-        name = find_model(key) or namesake(key) or "" if _HUB.fullmatch(key) else key
+        name = find_model(key) or (namesake(key) or "" if _HUB.fullmatch(key) else key)
         if not re.fullmatch(r"[\w.-]+", name) or name not in model_names():
             raise _missing("model", key, "is in no models*.json beside the file and not in the catalogue")
         return load_model(name)

@@ -15,7 +15,7 @@ from shardwise.measured._record import Record, read, refuse, words
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.records import replace
-from shardwise.serving import InferReport, ServingOptions, infer
+from shardwise.serving import InferReport, ServingOptions, find_format, infer
 from shardwise.serving.load import ServeReport, limits_of
 
 SETTINGS = (
@@ -283,6 +283,8 @@ def _weights(record: Record) -> str:
         return ""
     own = read("rules.toml")["weights_of"].get(record.text("engine").lower(), {})
     format_name = own.get(word) or words("weights").get(word)
+    if format_name is None and "+" in word:
+        format_name = find_format(word, "weight_dtype").name
     if format_name is None:
         raise refuse("weight_dtype", word, "is not a format that is modelled")
     # Meta's own checkpoint of 405B.
