@@ -106,9 +106,10 @@ def _choices(case: TrainingCase, space: SearchSpace, fixed: dict[str, Any], n: i
         experts, sequence, kinds, space.sharding, panels, batches, space.recompute, _pipelines(case, space, fixed["pp"])
     )
     for (ep, etp), sp, kind, sharding, panel, micro, recompute, (schedule, vpp) in every:
-        # Weights that no other rank holds cannot be sharded: the first choice stands for all.
+        # Weights that no other rank holds cannot be sharded: none stands for all, where shards free nothing else.
         copied = fixed["dp"] * fixed["cp"] > 1 or (has_experts and ranks > ep * etp)
-        if not copied and sharding != space.sharding[0]:
+        whole = "none" in space.sharding and not case.stack.whole_table_gradient
+        if not copied and whole and sharding != "none":
             continue
         yield {
             "ep": ep,

@@ -23,6 +23,7 @@ MODELS = {
     "experts": Model(name="experts", family="llama", hidden=1024, vocab=32000, layers=(SPARSE,) * 4),
     "learned": Model(name="learned", family="gpt", hidden=1024, vocab=32000, layers=(DENSE,) * 4, positions=512),
 }
+MODES: tuple[Any, ...] = ("none", "selective", "full")
 
 
 def _stack(name: str, settings: dict[str, Any]) -> Any:
@@ -129,6 +130,39 @@ def test_shardings_of_two_frameworks_are_both_searched() -> None:
         assert (one.device_bytes, one.step_seconds) == (best.device_bytes, best.step_seconds)
     with pytest.raises(InputError, match="galore"):
         _search({"optimizer": "galore"}, "trl", on="4xa100-sxm-80gb", space=space)
+
+
+@pytest.mark.parametrize(
+    ("stack", "shardings", "job", "offload"),
+    [
+        ("deepspeed", ("zero3", "none"), {}, ()),
+        ("trl", ("none", "fsdp"), {}, ()),
+        ("trl", ("fsdp",), {}, ()),
+        ("trl", ("zero3",), {}, ()),
+        ("accelerate", ("shard-grad-op", "fsdp"), {}, ()),
+        ("megatron", ("none", "distributed-optimizer"), {"precision": "bf16-masters16-moments16"}, ()),
+        ("deepspeed", ("none", "zero3"), {}, ("optimizer", "gradients", "parameters")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("stated", [False, True])
+def test_the_best_of_one_device_is_the_best_that_it_trains(
+    stack: str, shardings: tuple[str, ...], job: dict[str, Any], offload: tuple[str, ...], stated: bool
+) -> None:
+    """Where nobody shares weights a sharding still says who casts and moves them: each that is named is tried.
+
+    Left out, one copy has none where the framework runs that: else a device would have no plan.
+    """
+    space = SearchSpace(sharding=shardings if stated else (), offload=(offload,), micro_batch=upto(2))
+    found = _search(job, stack, on="1xa100-sxm-80gb", space=space, risk=0.01)
+    own = Training(**{"seq_len": 1024, "global_batch": 16} | job)
+    seconds = []
+    for word in shardings if stated else found.grid.lone_shardings:
+        plans = [Plan(sharding=word, offload=offload, micro_batch=n, recompute=mode) for n in (1, 2) for mode in MODES]
+        for plan in plans if word == "zero3" or "parameters" not in offload else ():
+            one = train(MODELS["dense"], Cluster.parse("1xa100-sxm-80gb"), plan, own, TrainingOptions(stack=stack))
+            seconds += [one.step_seconds] if one.fits and not one.unlaunched else []
+    assert found.best[0].step_seconds == pytest.approx(min(seconds), rel=1e-12)
 
 
 @pytest.mark.parametrize("adapter", ["", "lora"])

@@ -222,3 +222,32 @@ def pieces(rows: Any, places: Any, most: int) -> Iterator[Any]:
         end = max(int(np.searchsorted(ends, done + most, side="right")), start + 1)
         yield rows[start:end]
         start = end
+
+
+def looked_up(values: Any, table: dict[int, int]) -> Any:
+    """Return what a table has for each of some values.
+
+    >>> looked_up(np.array([4, 2, 4]), {2: 10, 4: 20}).tolist()
+    [20, 10, 20]
+    """
+    keys = np.array(sorted(table), np.int64)
+    return np.array([table[k] for k in keys.tolist()], np.int64)[np.searchsorted(keys, values)]
+
+
+def crossed(columns: Columns, matters: Any, values: Mapping[str, Sequence[Any]], alone: Mapping[str, Any]) -> Columns:
+    """Return each row once for every value where the choice matters, and once with the lone value elsewhere.
+
+    >>> rows = {"tp": np.array([1, 2])}
+    >>> panels = crossed(rows, rows["tp"] > 1, {"panels": [2, 4]}, {"panels": 1})
+    >>> panels["tp"].tolist(), panels["panels"].tolist()
+    ([1, 2, 2], [1, 2, 4])
+    """
+    num = len(next(iter(values.values())))
+    times = np.where(matters, num, 1)
+    row = np.repeat(np.arange(len(times)), times)
+    starts = np.cumsum(times) - times
+    at = np.arange(len(row)) - starts[row]
+    rows = {c: v[row] for c, v in columns.items()}
+    for name, options in values.items():
+        rows[name] = np.where(matters[row], np.array(options)[at], alone[name])
+    return rows

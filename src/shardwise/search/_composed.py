@@ -67,7 +67,7 @@ def _launches(grid: PlanGrid, constraints: Constraints, rows: ColumnsRead, fixed
     columns, copied = dict[str, Any](), grid.copied(rows)
     weights, refused_plans = rows["places"] * len(grid.space.recompute), 0
     for sharding in grid.space.sharding:
-        chosen = copied | (sharding == grid.space.sharding[0] and not grid.variant.copies_alone)
+        chosen = copied | (sharding in grid.lone_shardings)
         runs = grid.launched(rows, sharding=sharding, **fixed)
         columns[sharding] = chosen & runs
         refused = chosen & ~runs

@@ -5,7 +5,7 @@ Columns of words hold their index: `layout` in LAYOUTS, `cp_kind` in CONTEXT_KIN
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property
 from itertools import product
@@ -13,12 +13,22 @@ from typing import Any, cast
 
 import numpy as np
 
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, divisors, find_rules, split_layers, with_groups
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, Schedule, divisors, find_rules, split_layers, with_groups
 from shardwise.plans.laws import all_blocks
 from shardwise.records import dataclass, replace
-from shardwise.search._columns import Columns, ColumnsRead, check_degrees, distinct, exact_sum, products, spread
+from shardwise.search._columns import (
+    Columns,
+    ColumnsRead,
+    check_degrees,
+    crossed,
+    distinct,
+    exact_sum,
+    looked_up,
+    products,
+    spread,
+)
 from shardwise.search._constraints import Constraints, Law, laws_of
-from shardwise.search._launch import STACK, launched, stack_law
+from shardwise.search._launch import STACK, launched, runs_whole, stack_law
 from shardwise.search._placements import COLUMNS, Placements, ShapeColumns, places_of
 from shardwise.search._space import SearchSpace
 from shardwise.training import PricedBlocks, TrainingCase, stage_layers
@@ -33,7 +43,7 @@ class Variant:
 
     `weight` makes seconds of its steps comparable: for as many tokens as a step of the first, for cost at its price.
     Plans that are cut as one of `partitions` would cut them belong to a grid before it, and with `copies_alone` those
-    whose sharding does not matter.
+    of which nothing is held more than once.
     """
 
     number: int = 0
@@ -214,7 +224,7 @@ class PlanGrid:
             "sequence": np.where(flat | (columns["tp"] == 1), ones, len(space.sequence_parallel)),
             "context": np.where(columns["cp"] == 1, ones, len(space.cp_kind)),
             "batch": ones * len(self.micro_batches),
-            "composition": _looked_up(columns["pp"], pipes) * len(space.recompute),
+            "composition": looked_up(columns["pp"], pipes) * len(space.recompute),
         }
 
     def copied(self, columns: ColumnsRead) -> Any:
@@ -223,8 +233,21 @@ class PlanGrid:
         copies = columns["dp"] * columns["cp"] > 1
         return copies | (ranks > columns["ep"] * columns["etp"]) if self.has_experts else copies
 
+    @cached_property
+    def lone_shardings(self) -> tuple[str, ...]:
+        """Shardings to try where nothing is held more than once: none stands for all, as shards save no bytes there.
+
+        Each is tried where none is not of the space, where the framework does not run it with the job, and where shards
+        free a gradient that is whole.
+        """
+        words, whole = self.space.sharding, Plan().sharding
+        if self.variant.copies_alone:
+            return ()
+        stands = whole in words and not self.case.stack.whole_table_gradient
+        return (whole,) if stands and (self.explore or runs_whole(self.case.stack, self.job)) else words
+
     def _sharding_choices(self, columns: Columns) -> Any:
-        return np.where(self.copied(columns), len(self.space.sharding), int(not self.variant.copies_alone))
+        return np.where(self.copied(columns), len(self.space.sharding), len(self.lone_shardings))
 
     def _expert_choices(self, columns: Columns) -> Any:
         """Return for each row how many ways its experts have, times the shardings of each where there are experts."""
@@ -255,7 +278,7 @@ class PlanGrid:
         columns = {**columns, **{f"of {name}": count for name, count in counts.items()}}
         done: list[str] = []
         columns = self._apply(constraints, "tensor", columns, done)
-        columns = _crossed(columns, columns["layout"] == SUMMA, {"panels": self.panels}, {"panels": 1})
+        columns = crossed(columns, columns["layout"] == SUMMA, {"panels": self.panels}, {"panels": 1})
         columns = self._apply(constraints, "summa", columns, [*done, "panels"])
         done = ["panels"]
         columns = self._with_experts(columns)
@@ -266,7 +289,7 @@ class PlanGrid:
         if "job" in constraints.laws:
             columns = self._apply(constraints, "job", columns, done)
         kinds = [CONTEXT_KINDS.index(k) for k in self.space.cp_kind]
-        columns = _crossed(columns, columns["cp"] > 1, {"cp_kind": kinds}, {"cp_kind": kinds[0]})
+        columns = crossed(columns, columns["cp"] > 1, {"cp_kind": kinds}, {"cp_kind": kinds[0]})
         columns = self._apply(constraints, "context", columns, [*done, "context"])
         return self._with_batches(columns, constraints, [*done, "context", "batch"])
 
@@ -296,20 +319,20 @@ class PlanGrid:
             ways = self.expert_ways(n)
             rows = {c: v[columns["devices"] == n] for c, v in columns.items()}
             values = {"ep": [e for e, _ in ways], "etp": [e for _, e in ways]}
-            blocks.append(_crossed(rows, rows["tp"] > 0, values, {"ep": 1, "etp": 1}))
+            blocks.append(crossed(rows, rows["tp"] > 0, values, {"ep": 1, "etp": 1}))
         return {c: np.concatenate([f[c] for f in blocks]) for c in blocks[0]}
 
     def _with_sequence(self, columns: Columns) -> Columns:
         matters = (columns["layout"] != SUMMA) & (columns["tp"] > 1)
         values = list(self.space.sequence_parallel)
-        return _crossed(columns, matters, {"sequence_parallel": values}, {"sequence_parallel": False})
+        return crossed(columns, matters, {"sequence_parallel": values}, {"sequence_parallel": False})
 
     @cached_property
     def _lawful_ways(self) -> Any:
         """About how many ways each set of degrees has to split a layer that the laws allow."""
         columns, space = self.base, self.space
         flat, size = columns["layout"] == SUMMA, len(columns["tp"])
-        grids = _crossed({**columns, "row": np.arange(size)}, flat, {"panels": self.panels}, {"panels": 1})
+        grids = crossed({**columns, "row": np.arange(size)}, flat, {"panels": self.panels}, {"panels": 1})
         constraints = self.constraints()
         legal = constraints.check("tensor", grids) & constraints.check("summa", grids)
         lawful = np.bincount(grids["row"][legal], minlength=size) * np.where(columns["cp"] == 1, 1, len(space.cp_kind))
@@ -331,7 +354,7 @@ class PlanGrid:
             for d in set(columns["dp"].tolist())
         }
         # Times of blocks are of places: rows of many of them count for more.
-        sizes = self._lawful_ways * _looked_up(columns["dp"], fitting) * np.maximum(columns["places"] // 4, 1)
+        sizes = self._lawful_ways * looked_up(columns["dp"], fitting) * np.maximum(columns["places"] // 4, 1)
         ranges, start = [], 0
         for end in range(1, len(sizes) + 1):
             if end == len(sizes) or sizes[start : end + 1].sum() > most_rows:
@@ -347,24 +370,6 @@ def _weights(counts: dict[str, Any], done: Sequence[str]) -> Any:
         if name not in done:
             weights = weights * count
     return weights
-
-
-def _looked_up(values: Any, table: dict[int, int]) -> Any:
-    keys = np.array(sorted(table), np.int64)
-    return np.array([table[k] for k in keys.tolist()], np.int64)[np.searchsorted(keys, values)]
-
-
-def _crossed(columns: Columns, matters: Any, values: Mapping[str, Sequence[Any]], alone: Mapping[str, Any]) -> Columns:
-    """Return each row once for every value where the choice matters, and once with the lone value elsewhere."""
-    num = len(next(iter(values.values())))
-    times = np.where(matters, num, 1)
-    row = np.repeat(np.arange(len(times)), times)
-    starts = np.cumsum(times) - times
-    at = np.arange(len(row)) - starts[row]
-    crossed = {c: v[row] for c, v in columns.items()}
-    for name, options in values.items():
-        crossed[name] = np.where(matters[row], np.array(options)[at], alone[name])
-    return crossed
 
 
 def case_for(case: TrainingCase, **fields: Any) -> TrainingCase:

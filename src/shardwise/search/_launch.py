@@ -111,6 +111,17 @@ def _orders(space: SearchSpace, stack: Stack, problems: Problems) -> dict[str, t
     return {} if space.orders else {"orders": stack.runs.orders}
 
 
+def runs_whole(stack: Stack, job: Mapping[str, str]) -> bool:
+    """Return whether a framework runs a job without sharding.
+
+    >>> from shardwise.plans import find_stack
+    >>> [runs_whole(find_stack("megatron"), {"precision": name}) for name in ("bf16", "bf16-masters16-moments16")]
+    [True, False]
+    """
+    plan = Plan(sequence_parallel=stack.runs.sequence_parallel[0])
+    return not any(problem.field == "sharding" for problem in stack_problems(stack, plan, **job))
+
+
 def stack_law(stack: Stack, job: Mapping[str, str]) -> Law:
     """Return the law that the framework runs a plan."""
     reads = tuple(f.name for f in fields(Plan))

@@ -294,11 +294,12 @@ def _neat(grid: PlanGrid, plan: Plan) -> Plan | None:
         changes["sequence_parallel"] = False
     if plan.cp == 1:
         changes["cp_kind"] = space.cp_kind[0]
-    if not grid.copied({name: getattr(plan, name) for name in (*STAGE_AXES, "ep", "etp")}):
-        changes["sharding"] = space.sharding[0]
-    pipes = grid.compositions(plan.pp)
-    if not pipes:
+    pipes, lone = grid.compositions(plan.pp), grid.lone_shardings
+    copied = bool(grid.copied({name: getattr(plan, name) for name in (*STAGE_AXES, "ep", "etp")}))
+    if not pipes or not (copied or lone):
         return None
+    if not copied and plan.sharding not in lone:
+        changes["sharding"] = lone[0]
     if (plan.schedule, plan.vpp) not in pipes:
         same = [pipe for pipe in pipes if pipe[0] == plan.schedule]
         changes["schedule"], changes["vpp"] = (same or pipes)[0]

@@ -15,7 +15,7 @@ from shardwise.plans import SETTING_WORDS, Plan, Stack, divisors, find_precision
 from shardwise.plans.laws import plan_problems, stack_problems
 from shardwise.records import replace
 from shardwise.search._grid import PlanGrid, Variant
-from shardwise.search._launch import within
+from shardwise.search._launch import runs_whole, within
 from shardwise.search._options import SearchOptions
 from shardwise.search._space import SearchSpace
 from shardwise.training import Question, TrainingCase, placed_problems, question_problems
@@ -32,18 +32,23 @@ def grids_of(
     `InputError` for what the framework, the model or every device refuses.
     """
     grids, wrong, stated = list[PlanGrid](), list[Problem](), bool(space.sharding)
-    for stack, words in _runners(case.stack, space.sharding or within(space, case.stack, options.explore).sharding):
-        own = replace(space, sharding=tuple(words))
+    runners = _runners(case.stack, space.sharding or within(space, case.stack, options.explore).sharding)
+    unnamed = () if stated else tuple(stack for stack, words in runners if Plan().sharding in words)
+    for stack, words in runners:
+        own, named = replace(space, sharding=tuple(words)), tuple(words) if stated else ()
         try:
-            grids += _grids_of(replace(case, stack=stack), clusters, own, options, stated, len(grids))
+            of_runner = _grids_of(replace(case, stack=stack), clusters, own, options, named, unnamed)
+            grids += [
+                replace(one, variant=replace(one.variant, number=len(grids) + i)) for i, one in enumerate(of_runner)
+            ]
         except InputError as error:
             wrong += error.problems
     if wrong and (stated or not grids):
         # Runners that refuse the same may name other frameworks for it.
-        named = dict[tuple[str, str, str], Problem]()
+        refused = dict[tuple[str, str, str], Problem]()
         for one in wrong:
-            named.setdefault((one.field, str(one.value), one.rule), one)
-        raise InputError(named.values())
+            refused.setdefault((one.field, str(one.value), one.rule), one)
+        raise InputError(refused.values())
     return tuple(grids)
 
 
@@ -65,12 +70,15 @@ def _grids_of(
     clusters: Sequence[Cluster],
     space: SearchSpace,
     options: SearchOptions,
-    stated: bool,
-    before_these: int,
+    named: tuple[str, ...],
+    unsharded: tuple[Stack, ...],
 ) -> list[PlanGrid]:
-    """Return the grids of a framework that runs all shardings of a space alike, numbered after so many."""
+    """Return the grids of a framework that runs all shardings of a space alike.
+
+    Who asks has `named` some of them; else one copy is tried without sharding where one of `unsharded` runs that.
+    """
     explore = options.explore
-    named = tuple(map(case.stack.runs.word, space.sharding)) if stated else ()
+    named = tuple(map(case.stack.runs.word, named))
     space = within(space, case.stack, explore)
     if case.tuning is not None and "1d" in space.layout:
         # The other layout has no adapters and no frozen weights.
@@ -86,9 +94,9 @@ def _grids_of(
         for plan, stack, own in details:
             seen += [stack.partition] if stack.partition not in seen else []
             before = tuple(seen[: seen.index(stack.partition)])
-            alone = plan.sharding != Plan().sharding
-            number = before_these + len(grids)
-            variant = Variant(number=number, choice=choice, weight=weight, partitions=before, copies_alone=alone)
+            whole = "parameters" not in plan.offload and any(runs_whole(s, one.job_words) for s in unsharded)
+            alone = whole and plan.sharding != Plan().sharding
+            variant = Variant(choice=choice, weight=weight, partitions=before, copies_alone=alone)
             changed = replace(one, plan=plan, stack=stack)
             if plan.offload and (problems := _wrong(changed)):
                 wrong += problems
