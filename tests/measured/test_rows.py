@@ -48,6 +48,13 @@ def test_a_complete_row_is_predicted_with_an_interval(tmp_path: Path, row: dict[
     assert found.relative_error == pytest.approx(found.predicted / found.measured - 1)
 
 
+@pytest.mark.parametrize(("notes", "passes"), [("", 1), ("mtp_passes=2", 2), ("mtp_passes=0", 0)])
+def test_notes_say_how_many_further_tokens_a_run_predicts(notes: str, passes: int) -> None:
+    """What a file of the model says counts where the notes say nothing; a run may leave the layers out."""
+    record = Record({"model": "deepseek-v3", "notes": notes})
+    assert len(Context(Path()).model_of(record).mtp) == passes
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_file_is_recognised_by_its_columns(kind: FileKind) -> None:
     """The columns of a kind tell that kind, whatever else the file has."""

@@ -75,7 +75,7 @@ class Context:
     def model_of(self, record: Record) -> Model:
         """Return the model of a row: of one that has other parts the language model alone, which is then assumed.
 
-        Notes may say of how many passes of one layer its predictions of further tokens are.
+        Notes may say of how many passes of one layer its predictions of further tokens are, none among them.
         """
         key = record.text("model")
         model = self.model(key)
@@ -84,8 +84,10 @@ class Context:
         if model.name != key and key not in self.given and key not in self._entries:
             record.assume(f"model {model.name}: {key} is named after it")
         passes = int(record.noted("mtp_passes"))
-        if not passes or not model.mtp:
+        if "mtp_passes" not in record.notes or not model.mtp:
             return model
+        if not passes:
+            return replace(model, mtp=())
         first, *rest = (replace(one, shared_weights="mtp") for one in (model.mtp[0], *model.mtp[0].also))
         return replace(model, mtp=(replace(first, also=tuple(rest)),) * passes)
 
