@@ -46,6 +46,20 @@ def test_gradients_wait_where_nothing_overlaps() -> None:
     assert plain.total > core.total
 
 
+def test_the_input_table_is_a_bucket_that_nothing_covers() -> None:
+    """Of two larger tables the input's waits whole: its gradient is done last, its weights are read first."""
+    plan, options = Plan(dp=0, micro_batch=1, sharding="distributed-optimizer"), TrainingOptions(stack="megatron")
+    large = load_model("llama-3-8b")
+    reports = (
+        train(one, WIDE, plan, replace(JOB, seq_len=16384), options) for one in (replace(large, vocab=32000), large)
+    )
+    few, many = (report.evaluation.step for report in reports)
+    shown = many.gradients_exposed - few.gradients_exposed
+    assert shown > 0.35 * (shown + many.gradients_hidden - few.gradients_hidden)
+    shown = many.parameters_exposed - few.parameters_exposed
+    assert shown > 0.35 * (shown + many.parameters_hidden - few.parameters_hidden)
+
+
 def test_chunks_of_an_interleaved_pipeline_cover_each_others_gradients() -> None:
     """Of 2 chunks on 4 stages each waits beside 2.5 passes of a micro-batch instead of one; plain 1F1B keeps to one."""
     plain = Plan(pp=4, dp=0, micro_batch=1, sharding="distributed-optimizer")

@@ -356,14 +356,20 @@ def data_parallel_seconds(
         return zero, zero, zero, zero
     reduced, updated = reductions(recipe, parts, stage), updates(recipe, parts, stage)
     grads = named(state_seconds(costs, reduced, zero), "gradient reduction")
-    hides = costs.may_overlap("dp")
-    shown = bucketed(grads, passes[1], _layers(stage)) if hides and recipe.stack.overlap_gradients else grads
+    hides, table = costs.may_overlap("dp"), stage.with_table_alone()
+    shown = grads
+    if hides and recipe.stack.overlap_gradients:
+        end = state_seconds(costs, reductions(recipe, parts, table), zero)
+        shown = maximum(bucketed(grads, passes[1], _layers(stage)), end)
     hidden = grads - shown
     shown = shown + lost_seconds(costs, reduced, hidden)
     if not recipe.shards_optimizer:
         return shown, hidden, zero, zero
     gather = named(state_seconds(costs, updated, zero), "weight gather")
-    waits = bucketed(gather, passes[0], _layers(stage)) if hides and recipe.stack.overlap_parameters else gather
+    waits = gather
+    if hides and recipe.stack.overlap_parameters:
+        first = state_seconds(costs, updates(recipe, parts, table), zero)
+        waits = maximum(bucketed(gather, passes[0], _layers(stage)), first)
     return shown, hidden, waits + lost_seconds(costs, updated, gather - waits), gather - waits
 
 

@@ -11,7 +11,7 @@ from typing import Generic
 from shardwise.ledger.number import X
 from shardwise.models import Block, Model
 from shardwise.plans import Schedule, find_rules
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +41,15 @@ class Stages(Generic[X]):
     def heads(self) -> X:
         """Output heads that the devices of a stage hold, the opposite stage's included."""
         return self.ends + self.mirrored_ends
+
+    def with_table_alone(self) -> Stages[X]:
+        """Return a stage with no more than the input table, which forward reads first and whose gradient is done last.
+
+        Nothing runs beside its bucket: parameters fill buckets from the last to the first, and a tensor is in one alone
+        (Megatron-LM core/distributed/param_and_grad_buffer.py, torch/nn/parallel/distributed.py).
+        """
+        layers, none = tuple(0 * n for n in self.layers), 0 * self.count
+        return replace(self, layers=layers, mirrored=layers, ends=none, mirrored_ends=none)
 
 
 @dataclass(frozen=True, slots=True)
