@@ -164,6 +164,22 @@ def test_several_micro_batches_take_no_update_in_backward() -> None:
     assert any("updates_in_backward" in changes for changes in bundles(base))
 
 
+@pytest.mark.parametrize(
+    ("base", "narrower"), [("fp32", {"bf16", "nf4"}), ("bf16", {"nf4"}), ("", {"nf4"}), ("nf4", set())]
+)
+def test_frozen_weights_may_be_loaded_narrower(base: str, narrower: set[str]) -> None:
+    """TRL loads fp32 unless told: 16 bits are a saver beside adapters then, and 4 bits of whatever is wider."""
+    job = Training(seq_len=2048, global_batch=8, adapter="lora", base=base, method="dpo")
+    options = TrainingOptions(stack=find_stack("trl"))
+    one = train(
+        load_model("qwen2.5-7b"), Cluster.parse("1xrtx-4090"), Plan(micro_batch=1, recompute="full"), job, options
+    )
+    found = {change["base"] for change in singles(one) if "base" in change}
+    assert found == narrower
+    assert (base != "fp32") or any("--base bf16" in saver.flags and saver.fits for saver in one.savers)
+    assert (base != "fp32") or any("--base bf16" in saver.flags for saver in one.proposals)
+
+
 def test_adapters_are_proposed_to_a_full_fine_tune_and_narrowed_where_they_are() -> None:
     """LoRA, over 16-bit and 4-bit weights, is among what fits; of a job with adapters it is no saver any more."""
     base = report()

@@ -18,6 +18,7 @@ from shardwise.plans import (
     Plan,
     Settings,
     Training,
+    find_base,
     find_stack,
     proposed_for,
     usual_recompute,
@@ -153,6 +154,14 @@ def _wide_experts(report: AnsweredPlan) -> bool:
     return tuning is not None and tuning.wide_experts and report.case.model.has_experts
 
 
+def _narrower(report: AnsweredPlan) -> tuple[str, ...]:
+    """Return formats of fewer bits for frozen weights: experts that 4 bits pass over and widen are less in 16."""
+    if _wide_experts(report):
+        return ("bf16",)
+    bits = find_base(report.case.job.base or "bf16").bits
+    return tuple(name for name in ("bf16", "nf4") if find_base(name).bits < bits)
+
+
 def _adapters(report: AnsweredPlan) -> Iterator[FieldChanges]:
     """Yield fine-tuning with adapters, and less of those that a job has: none beside each of many experts."""
     job, experts = report.case.job, report.case.model.has_experts
@@ -160,8 +169,7 @@ def _adapters(report: AnsweredPlan) -> Iterator[FieldChanges]:
         yield {"adapter": "lora"}
         yield {"adapter": "lora", "base": "nf4"}
         return
-    if not job.base or _wide_experts(report):
-        yield {"base": "bf16" if job.base else "nf4"}
+    yield from ({"base": name} for name in _narrower(report))
     yield {"adapter_precision": "bf16"}
     if experts and not job.targets:
         yield {"targets": _DENSE}
@@ -178,8 +186,8 @@ def bundles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     away: FieldChanges = {**lean, "precision": "bf16-pure", "sharding": report.case.stack.runs.word("fsdp")}
     away["offload"] = OFFLOADS
     if report.case.job.adapter:
-        base = "bf16" if _wide_experts(report) else "nf4"
-        yield from ({"recompute": "full"}, lean, {**lean, "base": base}, {**lean, "offload": ("activations",)})
+        bases = ({**lean, "base": name} for name in _narrower(report))
+        yield from ({"recompute": "full"}, lean, *bases, {**lean, "offload": ("activations",)})
         if report.case.model.has_experts and not report.case.job.targets:
             yield {**lean, "targets": _DENSE}
         states: FieldChanges = {**lean, "sharding": away["sharding"], "offload": away["offload"][:-1]}
