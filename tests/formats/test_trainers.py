@@ -848,6 +848,22 @@ def test_a_file_whose_model_is_not_known_says_so(tmp_path: Path) -> None:
     assert "names no number of devices" not in done.err
 
 
+def test_a_framework_that_is_named_keeps_what_the_file_sets(tmp_path: Path) -> None:
+    """Eager attention and Liger's kernels of a file stand under its own framework by name and under its releases."""
+    words = "trl sft --model_name_or_path Qwen/Qwen3-4B --use_peft --lora_r 32 --dtype bfloat16 --max_length 4096 "
+    words += "--packing --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --bf16 "
+    path, held = tmp_path / "a.sh", {}
+    for more in ("", "--attn_implementation eager", "--use_liger_kernel"):
+        path.write_text(words + more + "\n", encoding="utf-8")
+        for stack in ("", "trl", "trl-2025"):
+            asked = ("train", "--from", str(path), "--on", "h100", "--json", *(("--stack", stack) if stack else ()))
+            held[more, stack] = json.loads(run(*asked).out)["memory"]["device_bytes"]
+    for more in ("", "--attn_implementation eager", "--use_liger_kernel"):
+        assert held[more, "trl"] == held[more, ""]
+    eager, liger = "--attn_implementation eager", "--use_liger_kernel"
+    assert held[eager, "trl-2025"] > held["", "trl-2025"] > held[liger, "trl-2025"] + 10 * 2**30
+
+
 def test_a_file_with_all_sizes_of_a_batch_leaves_no_number_of_devices_open(tmp_path: Path) -> None:
     """DeepSpeed's three sizes mean eight devices, so that one is not assumed; without the whole batch it is."""
     sizes = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}

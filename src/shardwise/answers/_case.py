@@ -255,7 +255,7 @@ def make_settings(inputs: Inputs) -> Settings:
 
 def make_stack(inputs: Inputs, default: str = "", cluster: Cluster | None = None) -> Stack | None:
     """Return the framework, by default the devices' or the sharding's own, or None with the problem recorded."""
-    from shardwise.plans import find_stack, sharding_stack
+    from shardwise.plans import carried, find_stack, sharding_stack
 
     given = inputs.values.get("sharding", ())
     shardings = (given,) if isinstance(given, str) else tuple(given)
@@ -268,7 +268,11 @@ def make_stack(inputs: Inputs, default: str = "", cluster: Cluster | None = None
         stack = find_stack(word)
         if stack.name != word:
             inputs.notes.append(f"stack {word} taken as {stack.name}")
-        return replace(_attending(inputs, sharding_stack(stack, *shardings)), settings=make_settings(inputs))
+        settings = make_settings(inputs)
+        if (file := inputs.imported) is not None:
+            stack = carried(stack, file.stack, file.job is None or file.job.method == "sft")
+            settings = settings if settings.loss else replace(settings, loss=stack.settings.loss)
+        return replace(_attending(inputs, sharding_stack(stack, *shardings)), settings=settings)
     except InputError as error:
         inputs.merge(error)
         inputs.bad.add("stack")

@@ -3,6 +3,7 @@
 from shardwise.plans._attention import ATTENTION, attention_problems, with_attention
 from shardwise.plans._bases import BaseFormat, base_names, find_base
 from shardwise.plans._capabilities import DIVISORS, JOB_WORDS, SETTING_WORDS, Capabilities
+from shardwise.plans._carried import carried
 from shardwise.plans._experts import MLP_NAMES
 from shardwise.plans._frameworks import (
     default_stack,
