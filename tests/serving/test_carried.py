@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from steady import draw
 
+from command_line import run
 from shardwise.plans import Arrivals
 from shardwise.records import replace
 from shardwise.serving import ServingOptions
@@ -59,3 +60,15 @@ def test_what_is_carried_is_one_number_whatever_is_asked() -> None:
     beyond = _asked(1.25 * most)
     assert not beyond.stable
     assert beyond.capacity_per_second == pytest.approx(most, rel=0.15)
+
+
+@pytest.mark.parametrize(("engine", "most"), [("vllm", 206.0), ("tensorrt-llm", 292.0)])
+def test_short_answers_of_a_pipeline_begin_no_faster_than_full_steps(engine: str, most: float) -> None:
+    """Two tokens of Qwen3-30B on two L40S: 4,000 prompts at once are served at 204 and 286 a second (simulated)."""
+    words = f"serve qwen3-30b-a3b --on 2xl40s --pp 2 --rate 1/s --requests 50 --input-tokens 130 --engine {engine}"
+    carried = [
+        run(*words.split(), "--output-tokens", tokens, "--json").tree["capacity"]["requests_per_second"]
+        for tokens in ("1", "2", "3")
+    ]
+    assert carried == sorted(carried, reverse=True)
+    assert carried[1] == pytest.approx(most, rel=0.04)

@@ -219,6 +219,8 @@ class Replicas:
         some = self.policy.mixed & ~self.batches.piped & (began > p.together * np.maximum(going, 1.0))
         # A batch runs the prompt of each in a step of its own, and decode steps between.
         apart = 0.0 if self.policy.mixed else p.decode * self.moments.steps / p.counts + p.ahead / PROMPTS
+        # Nor do batches of a pipeline begin more prompts than full steps of them take.
+        apart = np.where(self.policy.mixed & self.batches.piped, np.maximum(apart, full), apart)
         return np.minimum.accumulate(np.where(some, full, np.maximum(cycle / began, apart)), axis=-1)
 
     def _ending(self, equal: bool) -> tuple[Any, Any]:
