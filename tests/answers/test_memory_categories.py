@@ -12,6 +12,7 @@ from shardwise.models import load_model
 from shardwise.plans import Plan, Training
 from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._parts import MEMORY_CATEGORIES, category_of
+from shardwise.units import show_bytes
 
 PLANS = (
     (Plan(dp=8, sharding="fsdp", micro_batch=1), "fsdp2"),
@@ -71,3 +72,19 @@ def test_gradients_that_are_not_made_yet_are_taken_from_gradients(sharding: str)
     assert all(value >= 0 for value in memory["at_peak"].values())
     whole = memory["stages"][0]["categories"]["gradients"]
     assert memory["at_peak"]["gradients"] == whole - 4 * 151_936 * 2_048
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "llama-3.1-8b --on 1xrtx-4090 --qlora --seq-len 8192",
+        "mixtral-8x7b --on 64xh100 --stack axolotl --sharding fsdp --seq-len 512 --global-batch 512 --micro-batch 2",
+    ],
+)
+def test_the_allocator_of_a_full_device_holds_no_more_than_the_device_shows(words: str) -> None:
+    """What it gives back before it fails is no longer reserved, and `explain` has the parts that `train` has."""
+    memory = run("train", *words.split(), "--json").tree["memory"]
+    assert memory["reserved_bytes"] + memory["at_peak"]["context"] == pytest.approx(memory["device_bytes"])
+    beside = " ".join(run("explain", *words.split(), "--what", "memory").out.split())
+    for key, name in (("allocator", "allocator reserve"), ("context", "context and communicators")):
+        assert f"{show_bytes(memory['at_peak'][key])} of {name}" in beside
