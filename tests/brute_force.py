@@ -63,7 +63,9 @@ def _pipelines(case: TrainingCase, space: SearchSpace, pp: int) -> list[tuple[st
         else:
             even = [v for v in range(2, layers // pp + 1) if layers % (pp * v) == 0]
             powers = [v for v in (2, 4, 8, 16, 32) if v <= layers // pp]
-            several = [v for v in (powers if layers % pp else even) if v == 2 or not find_rules(schedule).folded]
+            asked = [low for low, high in space.vpp.ranges if 1 < low == high <= layers // pp]
+            several = sorted({*(powers if layers % pp else even), *asked})
+            several = [v for v in several if v == 2 or not find_rules(schedule).folded]
             found += [(schedule, v) for v in space.vpp.of(several)]
     return found
 

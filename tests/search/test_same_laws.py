@@ -12,7 +12,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.records import replace
-from shardwise.search import SearchOptions, SearchSpace, TrainingResult, upto
+from shardwise.search import IntRanges, SearchOptions, SearchSpace, TrainingResult, upto
 from shardwise.training import TrainingOptions, train
 
 MIXER = Attention(heads=16, kv_heads=4, head_dim=64)
@@ -158,11 +158,27 @@ def test_the_best_of_one_device_is_the_best_that_it_trains(
     own = Training(**{"seq_len": 1024, "global_batch": 16} | job)
     seconds = []
     for word in shardings if stated else found.grid.lone_shardings:
-        plans = [Plan(sharding=word, offload=offload, micro_batch=n, recompute=mode) for n in (1, 2) for mode in MODES]
-        for plan in plans if word == "zero3" or "parameters" not in offload else ():
+        ways: Any = [{"sharding": word, "micro_batch": n, "recompute": mode} for n in (1, 2) for mode in MODES]
+        for way in ways if word == "zero3" or not offload else ():
+            plan = Plan(offload=offload, **way)
             one = train(MODELS["dense"], Cluster.parse("1xa100-sxm-80gb"), plan, own, TrainingOptions(stack=stack))
             seconds += [one.step_seconds] if one.fits and not one.unlaunched else []
     assert found.best[0].step_seconds == pytest.approx(min(seconds), rel=1e-12)
+
+
+def test_chunks_that_are_named_are_tried_where_they_cut_layers_unevenly() -> None:
+    """A range holds the chunks that cut the layers evenly; those named are what `train` answers."""
+    model = replace(MODELS["dense"], layers=(DENSE,) * 14)
+    fixed: dict[str, Any] = {"pp": IntRanges.parse("2"), "tp": upto(1), "cp": upto(1), "schedule": ("interleaved",)}
+    job, cluster = Training(seq_len=1024, global_batch=16), Cluster.parse("2xa100-sxm-80gb")
+    for vpp, chunks in (("2,3", {2, 3}), ("2", {2}), ("2..3", set())):
+        space, options = SearchSpace(vpp=IntRanges.parse(vpp), **fixed), SearchOptions(stack="fsdp2", prune=False)
+        found = plan_training(model, cluster, job, space, options)
+        assert {best.plan.vpp for best in found.best} <= chunks
+        assert bool(found.best) == bool(chunks)
+        for best in found.best:
+            one = train(model, cluster, best.plan, job, TrainingOptions(stack="fsdp2"))
+            assert (one.unlaunched, one.step_seconds) == ((), best.step_seconds)
 
 
 @pytest.mark.parametrize("adapter", ["", "lora"])

@@ -15,9 +15,9 @@ from shardwise.records import dataclass, replace
 from shardwise.search._blocks import PlanBlocks
 from shardwise.search._columns import distinct
 from shardwise.search._constraints import staged
-from shardwise.search._grid import PlanGrid, case_for
+from shardwise.search._grid import PlanGrid
 from shardwise.search._program import BATCH, PLACE, ROW, SPLIT, BlockColumn, Program
-from shardwise.search._recorded import NESTED, RecordedBlocks, blocks_of, known_sizes, sizes_given
+from shardwise.search._recorded import NESTED, RecordedBlocks, blocks_of, case_for, known_sizes, sizes_given
 from shardwise.search._recordings import Recordings, fingerprint, recordings_of
 from shardwise.training import (
     ModelBlocks,

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, Schedule, divisors, find_rules, split_layers, with_groups
 from shardwise.plans.laws import all_blocks
-from shardwise.records import dataclass, replace
+from shardwise.records import dataclass
 from shardwise.search._columns import (
     Columns,
     ColumnsRead,
@@ -372,15 +372,11 @@ def _weights(counts: dict[str, Any], done: Sequence[str]) -> Any:
     return weights
 
 
-def case_for(case: TrainingCase, **fields: Any) -> TrainingCase:
-    """Return the case under changed fields of its plan."""
-    return replace(case, plan=replace(case.plan, **fields))
-
-
 def chunk_choices(space: SearchSpace, pp: int, num_layers: int) -> list[tuple[Schedule, int]]:
     """Return the (schedule, vpp) of a pipeline: without one, 1F1B and ZB-H1 are the same and one stands for both.
 
-    Chunks are those that cut the layers evenly; where the stages already do not, powers of two. The laws decide later.
+    Chunks are those that cut the layers evenly, where the stages already do not, powers of two, and those that the
+    space gives one by one. The laws decide later.
 
     >>> chunk_choices(SearchSpace(schedule=("1f1b", "zb-h1")), 1, 8)
     [('1f1b', 1)]
@@ -392,8 +388,9 @@ def chunk_choices(space: SearchSpace, pp: int, num_layers: int) -> list[tuple[Sc
         alike = [s.name for s in single if not s.holds_heads][:1]
         return [(s, 1) for s in (*alike, *(s.name for s in single if s.holds_heads))]
     choices: list[tuple[Schedule, int]] = []
-    most = num_layers // pp
-    several = [v for v in range(2, most + 1) if (v & (v - 1) if num_layers % pp else num_layers % (pp * v)) == 0]
+    odd = num_layers % pp
+    several = [v for v in range(2, num_layers // pp + 1) if (v & (v - 1) if odd else num_layers % (pp * v)) == 0]
+    several = sorted({*several, *(v for v in space.vpp.single if 1 < v <= num_layers // pp)})
     for schedule in space.schedule:
         chunks = find_rules(schedule).chunks_of([1, *several])
         choices += [(schedule, v) for v in space.vpp.of(chunks)]

@@ -16,7 +16,7 @@ from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, STAGE_AXES
 from shardwise.records import dataclass, replace
 from shardwise.search._blocks import DENSE, SIZES, PlanBlocks
 from shardwise.search._columns import distinct
-from shardwise.search._grid import PlanGrid, case_for
+from shardwise.search._grid import PlanGrid
 from shardwise.search._program import BATCH, MODE, PLACE, ROW, SITE, SPLIT, BlockColumn, BlockPrograms, Program
 from shardwise.training import (
     BlockCost,
@@ -27,6 +27,7 @@ from shardwise.training import (
     PlanSizes,
     SharedWeights,
     Tables,
+    TrainingCase,
     machine_of,
     paired_blocks,
     tables_apart,
@@ -203,3 +204,8 @@ def _recorded(
         parts = (_without(paired_blocks(machine, when, tables.parts), _UNREAD) for when in _pairings(grid))
         rows.append((tables.boundary_bytes, *parts))
     return rows
+
+
+def case_for(case: TrainingCase, **fields: Any) -> TrainingCase:
+    """Return the case under changed fields of its plan."""
+    return replace(case, plan=replace(case.plan, **fields))

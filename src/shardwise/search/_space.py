@@ -37,6 +37,11 @@ class IntRanges:
 
     ranges: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def single(self) -> frozenset[int]:
+        """The numbers that are given one by one, not as ends of a range."""
+        return frozenset(low for low, high in self.ranges if low == high)
+
     @classmethod
     @typed
     def parse(cls, text: str) -> IntRanges:
