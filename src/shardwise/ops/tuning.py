@@ -174,15 +174,15 @@ def frozen(y: Layout[X], tuning: Tuning, op: Op[X]) -> Op[X]:
     )
 
 
-def _in_a_loop(y: Layout[X], op: Op[X], matrix: Weight[X]) -> tuple[X | float, int]:
+def _in_a_loop(y: Layout[X], op: Op[X], matrix: Weight[X]) -> tuple[X, int]:
     """Return over how many experts an operator goes one by one, and of how many layers an expert's share of it is.
 
     Experts that are linear layers in a loop of Python widen a weight of one at a time, and make its gradients alone
     (transformers 4.57.6 models/mixtral/modeling_mixtral.py MixtralSparseMoeBlock).
     """
     if op.kind == "grouped" and y.stack.experts_loop and matrix.shape:
-        return matrix.shape[0], len(op.modules)
-    return 1, max(len(op.parts), 1)
+        return divide(matrix.shape[0], 1), len(op.modules)
+    return 0 * y.tokens + 1, max(len(op.parts), 1)
 
 
 def _kept_of_narrow(y: Layout[X], tuning: Tuning, op: Op[X], elements: X) -> Iterator[Tensor[X]]:

@@ -30,12 +30,12 @@ def carried(stack: Stack, own: Stack, tunes: bool = True) -> Stack:
     if not (_runs_layers(stack.name) and _runs_layers(own.name)):
         return stack
     usual = find_stack(own.name)
-    told = {name: getattr(own, name) for name in _CARRIED if getattr(own, name) != getattr(usual, name)}
+    changes = {name: getattr(own, name) for name in _CARRIED if getattr(own, name) != getattr(usual, name)}
     settings = own.settings
-    liger = told.get("norm") == "fused" and own.loss in WHOLE_LOSSES and stack.loss not in WHOLE_LOSSES
+    liger = changes.get("norm") == "fused" and own.loss in WHOLE_LOSSES and stack.loss not in WHOLE_LOSSES
     if liger and tunes and not settings.loss:
         settings = replace(settings, loss="fused-linear")
-    return replace(stack, settings=settings, **told)
+    return replace(stack, settings=settings, **changes)
 
 
 def _runs_layers(name: str) -> bool:
