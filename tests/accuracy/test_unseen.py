@@ -226,3 +226,12 @@ def test_desks_and_boards_that_no_constant_rests_on_are_met() -> None:
     assert shares([row for row in rows if row.source == "localmaxxing" and row.metric == "ttft"])[1] < 0.06
     mlx = [row for row in rows if row.source == "rapid_mlx" and row.metric == "tpot"]
     assert len(mlx) == 20 and shares(mlx)[1] < 0.06
+
+
+def test_machines_of_single_owners_that_no_constant_rests_on_are_met() -> None:
+    """A Spark, an M3 Max, a Strix Halo, four RTX PRO 6000: half of the tokens of several users on Spark within 6 %."""
+    rows = runs(of("inference_unseen_rigs"))
+    assert len(rows) == 226 and all(row.status == "predicted" for row in rows)
+    assert shares(rows)[1] < 0.13
+    tokens = [row for row in rows if row.metric == "tpot" and row.source == "devreng_spark"]
+    assert shares([row for row in tokens if row.case is None])[1] < 0.06
