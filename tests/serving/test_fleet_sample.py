@@ -53,9 +53,9 @@ def test_fleets_at_the_same_load_a_replica_agree(router: str) -> None:
 def test_a_part_of_a_fleet_answers_as_the_whole(router: str) -> None:
     """A fleet of 48 replicas, as full as it will be, has the latencies of the part that is simulated.
 
-    Of a random router one draw of the part is 4 % from the whole, three are within 1.
+    Of a router that draws or follows loads one draw of the part is 4 % from the whole, three are within 1.
     """
-    seeds = (0, 1, 2) if router == "random" else (0,)
+    seeds = (0,) if router == "round-robin" else (0, 1, 2)
     parts = [_served(48, router, seed=seed) for seed in seeds]
     wholes = [
         _served(48, router, count=round(part.workload.count / part.share), seed=seed)

@@ -607,7 +607,7 @@ def test_prompts_that_run_one_after_another_have_their_tokens_one_by_one(seed: i
     fleet, row = drawn_of("replica", seed).fleet, stored_run("replica", seed)
     for load in ("0.5", "0.7"):
         steady = fleet.at(float(load) * row["served"])
-        assert steady.ttft_seconds == pytest.approx(row["means"][load]["ttft"], rel=0.015), load
+        assert steady.ttft_seconds == pytest.approx(row["means"][load]["ttft"], rel=0.016), load
 
 
 def test_who_decodes_beside_prompts_that_are_cut_is_as_many_as_their_answers_outlast() -> None:

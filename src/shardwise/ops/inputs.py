@@ -31,10 +31,11 @@ class TokenBatch(Generic[X]):
     `coverage` "full" counts the whole attention square, "masked" what the mask leaves. `weight_bytes` and
     `activation_bytes` are per element in compute, `gradient_bytes` of the accumulated gradient, `cache_bytes` of the
     KV cache, `state_bytes` of a recurrence between steps. `packs_latents` is whether sparse latents of 8 bits have
-    scales. Of `copies` tokens that are alike all go to the same experts. The most popular expert of a layer is chosen
-    `popularity` times as often as the least. A step that is served is that of the busiest rank of experts, unless it is
-    of the `mean_rank`. Experts drop rows beyond a capacity factor, and are filled up to it where
-    they are padded (0: neither). Heads of up to `widest_group` values that share keys have a fused kernel of PyTorch's.
+    scales. Of `copies` tokens that are alike all go to the same experts, and a `routed_share` of all tokens to any. The
+    most popular expert of a layer is chosen `popularity` times as often as the least. A step that is served is that of
+    the busiest rank of experts, unless it is of the `mean_rank`. Experts drop rows beyond a capacity factor, and are
+    filled up to it where they are padded (0: neither). Heads of up to `widest_group` values that share keys have a
+    fused kernel of PyTorch's.
     """
 
     B: X
@@ -58,6 +59,7 @@ class TokenBatch(Generic[X]):
     capacity_factor: float = 0.0
     pad_to_capacity: bool = False
     copies: X | float = 1.0
+    routed_share: X | float = 1.0
     popularity: float = 1.0
     mean_rank: bool = False
     widest_group: int = WIDEST_GROUP

@@ -103,7 +103,7 @@ def _hit_variance(experts: int, top_k: int, tokens: X, popularity: float) -> X:
 
 
 def routed_tokens(y: Layout[X]) -> X:
-    """Return the tokens one rank routes: each tensor-parallel rank routes its own share of the sequence.
+    """Return the tokens that pass the router on one rank: each tensor-parallel rank has its share of the sequence.
 
     >>> from shardwise.ops.count import whole_layout
     >>> routed_tokens(whole_layout(2, 8))
@@ -126,7 +126,7 @@ def routed_rows(y: Layout[X], moe: MoE) -> X:
     >>> [routed_rows(replace(y, work=one), m) for one in (y.work, tight, replace(tight, pad_to_capacity=True))]
     [126.0, 64, 64]
     """
-    chosen = routed_tokens(y) * moe.top_k
+    chosen = routed_tokens(y) * y.work.routed_share * moe.top_k
     if not y.work.capacity_factor:
         return chosen * y.work.imbalance
     filled = ceil(chosen * y.work.capacity_factor / moe.experts) * moe.experts
@@ -151,7 +151,7 @@ class Experts(Generic[X]):
 
 def experts_of(y: Layout[X], moe: MoE, D: int) -> Experts[X]:
     """Return the routed experts of one rank; a step that is served waits in each layer for the busiest of them."""
-    T, ep, etp = routed_tokens(y), y.degrees.ep, y.degrees.etp
+    T, ep, etp = routed_tokens(y) * y.work.routed_share, y.degrees.ep, y.degrees.etp
     local, fair = divide(cast(X, moe.experts), ep), T * moe.top_k * etp
     tokens, rows = T * ep * etp / y.work.copies, routed_rows(y, moe) * etp
     hit = distinct_experts(local, moe.experts, moe.top_k, tokens, y.work.popularity)

@@ -89,3 +89,8 @@ class GraphCapture:
     """Small kernels start as the shortest replayed ones of the device's family do, where those were measured."""
     merged: tuple[str, ...] = ()
     """Operators that are part of another's kernel on such devices."""
+    captured_sizes: tuple[tuple[int, int, int], ...] = ()
+    """Decode steps that are captured (first, last, step), up to the next of which rows are added to smaller ones."""
+    routes_padding: str = ""
+    """Whether such rows choose experts as others do ("always", "unspread" where no ranks share experts out), or all of
+    them the same or none ("")."""

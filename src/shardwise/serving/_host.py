@@ -12,7 +12,7 @@ from shardwise.ledger.number import X, above, maximum, total
 from shardwise.ledger.op import Op, OpRole
 from shardwise.ledger.traced import leaf, named
 from shardwise.serving._cache import keeps_states
-from shardwise.serving._captured import captured_sequences, captures_prompts
+from shardwise.serving._captured import captures_prompts, most_captured
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import engine_tables
 from shardwise.serving._ledger import EngineStep, StepLedger
@@ -97,26 +97,11 @@ def replayed_tokens(case: ServingCase) -> int:
 
 
 def _eager(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X], late: X) -> X:
-    """Return seconds by which the host is behind where a step is launched kernel by kernel, 0 where it is replayed.
-
-    The largest captured step has so many tokens in vLLM (github.com/vllm-project/vllm vllm/v1/cudagraph_dispatcher.py,
-    dispatch), so many sequences that decode in SGLang (github.com/sgl-project/sglang srt/model_executor, 0.5.3
-    cuda_graph_runner.py can_run, 0.5.23 runner/decode_cuda_graph_runner.py can_run_graph) and in TensorRT-LLM
-    (github.com/NVIDIA/TensorRT-LLM tensorrt_llm/_torch/pyexecutor/cuda_graph_runner.py, 1.0 to 1.2), where a launch
-    says how many.
-    """
-    host, none = case.engine.host, 0 * late
+    """Return seconds by which the host is behind where a step is launched kernel by kernel, 0 where it is replayed."""
+    none = 0 * late
     if step.phase == "decode":
-        if host.eager_decode:
-            return late
-        if case.job.captured_sequences >= 0:
-            return above(step.sequences, case.job.captured_sequences, late, none)
-        if host.captured_by_memory:
-            return above(step.sequences, captured_sequences(case, sizes), late, none)
-        # What is captured for the sequences that may run holds all that do.
-        if not (most := host.most_captured(family_of(case.cluster.device))):
-            return none
-        return above(step.sequences * step.tokens, most, late, none)
+        most = most_captured(case, sizes, step.tokens)
+        return none if most is None else above(step.sequences, most, late, none)
     replayed = replayed_tokens(case)
     return above(step.sequences * step.tokens, replayed, late, none) if replayed else late
 

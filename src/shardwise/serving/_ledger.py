@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, Literal
 
-from shardwise.ledger.number import X, above, ceil, minimum, total
+from shardwise.ledger.number import X, above, ceil, is_plain, minimum, total
 from shardwise.ledger.op import Collective, Op, Weight, within
 from shardwise.ledger.traced import named
 from shardwise.models import Block, Model
@@ -24,6 +24,7 @@ from shardwise.ops.routed import routed_tokens
 from shardwise.plans import Tuning, find_base, find_precision
 from shardwise.records import dataclass, replace
 from shardwise.serving._cache import block_caches, keeps_tokens
+from shardwise.serving._captured import padded_sequences, routed_share
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import EngineOperators, reduces_branches_once
 from shardwise.serving._formats import WeightFormat
@@ -191,8 +192,10 @@ def live_bytes(op: Op[X]) -> X:
     return saved + op.output_bytes if op.kind in ("matmul", "grouped") else saved
 
 
-def views_of(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> LedgerViews[X]:
-    """Return one step laid out on the ranks of a plan."""
+def views_of(
+    case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X], routed_share: X | float = 1.0
+) -> LedgerViews[X]:
+    """Return one step laid out on the ranks of a plan, of whose tokens a share goes to experts."""
     zero = 0 * sizes.tp
 
     def lay(weight_bytes: float, dtype: str) -> Layout[X]:
@@ -209,6 +212,7 @@ def views_of(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> 
             dtype=dtype,
             imbalance=case.job.expert_imbalance,
             copies=step.sequences if case.job.same_prompts else 1.0,
+            routed_share=routed_share,
             popularity=popularity_of(case.model),
             mean_rank=case.mean_rank,
         )
@@ -236,9 +240,31 @@ def label_of(block: Block, index: int) -> str:
     return f"layer kind {index}" + (f" ({', '.join(words)})" if words else "")
 
 
+_OF_SEQUENCES = ("attention", "scores", "softmax", "context", "indexer", "cache_write", "state")
+"""Roles of operators that rows beyond the sequences of a step do not lengthen: these have next to no context."""
+
+
 def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> StepLedger[X]:
-    """Return the operators of one step as the engine runs them."""
-    model, views = case.model, views_of(case, sizes, step)
+    """Return the operators of one step as the engine runs them, with rows that fill it up to a captured size."""
+    ledger = _ledger(case, sizes, step)
+    if step.phase != "decode":
+        return ledger
+    rows = padded_sequences(case, sizes, step.sequences, step.tokens)
+    if rows is step.sequences or (isinstance(rows, (int, float)) and is_plain(step.sequences, rows)):
+        return ledger
+    share = routed_share(case, sizes, step.sequences / rows)
+    padded = _ledger(case, sizes, replace(step, sequences=rows), share)
+    *filled, _ = zip(padded.lines, ledger.lines, strict=True)
+    lines = (
+        (label, tuple(own if own.role in _OF_SEQUENCES else op for op, own in zip(ops, of_step, strict=True)))
+        for (label, ops), (_, of_step) in filled
+    )
+    return replace(ledger, lines=(*lines, ledger.lines[-1]), stream_bytes=padded.stream_bytes)
+
+
+def _ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X], share: X | float = 1.0) -> StepLedger[X]:
+    """Return the operators of one step of so many rows, of whose tokens a share goes to experts."""
+    model, views = case.model, views_of(case, sizes, step, share)
     summed, exchange = reduces_branches_once(model.family), exchange_of(case.engine.name, model.family)
     verifies = bool(case.job.speculative_method) and step.phase == "decode"
     wide = with_adapters(case, views.wide)

@@ -1,0 +1,116 @@
+"""Decode steps are filled up to the next size that an engine captured a graph of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from serving.serving_cases import ask, model_of, moe_block
+from shardwise.ledger.op import Op
+from shardwise.plans import Plan, Serving
+from shardwise.serving import EngineStep, engine_names, find_engine
+from shardwise.serving._captured import padded_sequences
+from shardwise.serving._case import ServingCase
+from shardwise.serving._ledger import step_ledger
+from shardwise.serving._sizes import ServingSizes, sizes_of
+
+EXPERTS = model_of(moe_block(64, 4))
+
+
+def case_of(engine: str, job: Serving, plan: Plan | None = None) -> tuple[ServingCase, ServingSizes[float]]:
+    """Return a mixture on H100 under an engine."""
+    case = ask(EXPERTS, job, plan or Plan(), "h100-sxm-80gb", engine=engine).case
+    return case, sizes_of(case.model, case.plan, case.job, case.domains)
+
+
+@pytest.mark.parametrize(
+    ("engine", "job", "steps"),
+    [
+        ("vllm", {}, {1: 1, 3: 4, 5: 8, 9: 16, 16: 16, 250: 256, 257: 272, 505: 512, 513: 513}),
+        ("vllm", {"captured_sequences": 10}, {9: 10, 10: 10, 11: 11}),
+        ("vllm-2025", {}, {9: 16}),
+        ("vllm-v0", {"max_sequences": 256}, {9: 16}),
+        ("sglang", {}, {3: 4, 5: 8, 9: 12, 13: 16, 250: 256, 257: 257}),
+        ("sglang", {"max_sequences": 14}, {13: 14}),
+        ("tensorrt-llm", {"max_sequences": 2048}, {3: 4, 9: 16, 129: 192, 257: 320}),
+        ("tensorrt-llm", {"max_sequences": 150}, {129: 150}),
+        # Of a static batch alone: a launch captures what it runs.
+        ("tensorrt-llm", {}, {16: 16}),
+        *((engine, {}, {9: 9}) for engine in ("vllm-eager", "sglang-eager", "vllm-0.2", "llama.cpp", "lmdeploy")),
+        *((engine, {}, {9: 9}) for engine in ("tensorrt-llm-0.12", "deepspeed-mii", "fastertransformer")),
+    ],
+)
+def test_steps_are_filled_up_to_the_next_captured_size(engine: str, job: dict[str, int], steps: dict[int, int]) -> None:
+    """The lists are those of the engines; what is larger than all of them, or never captured, runs as it is."""
+    case, sizes = case_of(engine, Serving(batch=16, **job))
+    assert {rows: padded_sequences(case, sizes, rows, 1) for rows in steps} == steps
+
+
+def test_sizes_that_vllm_captures_are_tokens() -> None:
+    """Three sequences that verify three guesses each are a step of twelve tokens, which runs as sixteen."""
+    case, sizes = case_of("vllm", Serving(batch=16))
+    assert padded_sequences(case, sizes, 3, 4) == 4
+    case, sizes = case_of("sglang", Serving(batch=16))
+    assert padded_sequences(case, sizes, 3, 4) == 4
+
+
+def test_sizes_are_in_order() -> None:
+    """Every list starts at one sequence and grows."""
+    for sizes in {find_engine(name).graphs.captured_sizes for name in engine_names()} - {()}:
+        every = [size for first, last, step in sizes for size in range(first, last + 1, step)]
+        assert every[0] == 1
+        assert every == sorted(set(every))
+        assert all((last - first) % step == 0 for first, last, step in sizes)
+
+
+def layer_of(case: ServingCase, sizes: ServingSizes[float], sequences: float) -> dict[str, Op[float]]:
+    """Return the operators of a layer by their names."""
+    step = EngineStep(phase="decode", sequences=sequences, tokens=1, context=1000)
+    return {op.name: op for op in step_ledger(case, sizes, step).lines[0][1]}
+
+
+def test_a_filled_step_reads_no_more_of_the_cache() -> None:
+    """GEMMs, norms and messages have the rows of the captured size, attention and the cache those of the sequences."""
+    job = Serving(batch=16)
+    case, sizes = case_of("vllm", job, Plan(tp=2))
+    plain, _ = case_of("vllm-eager", job, Plan(tp=2))
+    filled, whole = (layer_of(case, sizes, rows) for rows in (9, 16))
+    alone = layer_of(plain, sizes, 9)
+    assert filled.keys() == whole.keys() == alone.keys()
+    for name, op in filled.items():
+        kept = op.role in ("attention", "cache_write")
+        assert op == (alone if kept else whole)[name], name
+    assert {op.role for op in filled.values()} >= {"attention", "cache_write", "qkv", "router", "norm"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "ep", "routed"), [("vllm", 1, 16), ("vllm", 2, 16), ("sglang", 1, 12), ("sglang", 2, 9)]
+)
+def test_rows_beyond_the_sequences_choose_experts_where_nothing_hides_them(engine: str, ep: int, routed: int) -> None:
+    """SGLang hides them from experts that ranks share out; TensorRT-LLM's are alike, and choose the same ones."""
+    case, sizes = case_of(engine, Serving(batch=16), Plan(tp=2, ep=ep))
+    found, whole = (layer_of(case, sizes, rows) for rows in (9, routed if routed > 9 else 16))
+    rows = [next(op.rows for op in ops.values() if op.kind == "grouped") for ops in (found, whole)]
+    if routed > 9:
+        assert rows[0] == rows[1]
+    else:
+        case = replace(case, engine=find_engine("sglang-eager"))
+        assert rows[0] == next(op.rows for op in layer_of(case, sizes, 9).values() if op.kind == "grouped") < rows[1]
+    job = Serving(batch=16, max_sequences=64)
+    case, sizes = case_of("tensorrt-llm", job, Plan(tp=2, ep=ep))
+    alone = replace(case, engine=find_engine("tensorrt-llm-0.12"))
+    few, same = (
+        next(op.rows for op in layer_of(one, sizes, 9).values() if op.kind == "grouped") for one in (case, alone)
+    )
+    assert few == pytest.approx(same)
+
+
+def test_columns_are_filled_as_numbers_are() -> None:
+    """A column of steps has the rows that each of them has alone."""
+    np = pytest.importorskip("numpy")
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
+        case, sizes = case_of(engine, Serving(batch=16, max_sequences=600))
+        counts = [1, 3, 9, 17, 100, 129, 200, 257, 300, 511, 513, 600]
+        together = padded_sequences(case, sizes, np.array(counts, float), 1)
+        assert together.tolist() == [padded_sequences(case, sizes, count, 1) for count in counts]
