@@ -35,6 +35,9 @@ def case_of(engine: str, job: Serving, plan: Plan | None = None) -> tuple[Servin
         ("sglang", {"max_sequences": 14}, {13: 14}),
         ("tensorrt-llm", {"max_sequences": 2048}, {3: 4, 9: 16, 129: 192, 257: 320}),
         ("tensorrt-llm", {"max_sequences": 150}, {129: 150}),
+        # What a launch without enable_padding is read as: every size up to 32, and none beyond.
+        ("tensorrt-llm", {"max_sequences": 2048, "captured_sequences": 32}, {9: 9, 32: 32, 33: 33}),
+        ("tensorrt-llm", {"max_sequences": 2048, "captured_sequences": 128}, {9: 16, 121: 128, 129: 129}),
         # Of a static batch alone: a launch captures what it runs.
         ("tensorrt-llm", {}, {16: 16}),
         *((engine, {}, {9: 9}) for engine in ("vllm-eager", "sglang-eager", "vllm-0.2", "llama.cpp", "lmdeploy")),

@@ -66,7 +66,7 @@ def padded_sequences(case: ServingCase, sizes: ServingSizes[X], sequences: X, to
     graphs, host, job = case.engine.graphs, case.engine.host, case.job
     # What launches the kernels of a layer one by one captures none.
     replays = graphs.captured_sizes and not host.layer_seconds and case.cluster.device.vendor in ("NVIDIA", "AMD")
-    if not replays or case.efficiencies.ideal:
+    if not replays or case.efficiencies.ideal or 0 <= job.captured_sequences <= graphs.unpadded_sequences:
         return sequences
     counted: X | float = tokens if host.captured_tokens else 1.0
     filled = _next_size(graphs.captured_sizes, sequences * counted) / counted

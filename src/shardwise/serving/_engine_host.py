@@ -94,3 +94,5 @@ class GraphCapture:
     routes_padding: str = ""
     """Whether such rows choose experts as others do ("always", "unspread" where no ranks share experts out), or all of
     them the same or none ("")."""
+    unpadded_sequences: int = 0
+    """A launch that states no larger step than this captured every size up to it, and fills none up."""
