@@ -303,11 +303,22 @@ def test_constants_moved_of_plans_of_every_structure_are_theirs(kind: str) -> No
         assert seconds == pytest.approx(one_by_one, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", list(MODELS))
-def test_constants_of_deployments_moved_as_one_column_give_what_they_give_one_by_one(kind: str) -> None:
+IN_FORMATS = [(kind, "vllm", ("bf16", "fp8")) for kind in MODELS]
+# Whose kernels quantise inputs in steps of their own, and multiply in integers.
+IN_FORMATS += [
+    ("dense", "sglang", ("fp8",)),
+    ("dense", "llama.cpp", ("q4_k_m",)),
+    ("experts", "llama.cpp", ("q4_k_m",)),
+]
+
+
+@pytest.mark.parametrize(("kind", "engine", "weights"), IN_FORMATS)
+def test_constants_of_deployments_moved_as_one_column_give_what_they_give_one_by_one(
+    kind: str, engine: str, weights: tuple[str, ...]
+) -> None:
     """Deployments in two formats, on parts of a cluster, with a constant moved are those of `infer` on such devices."""
     on, job = Cluster.parse("16xh100-sxm-80gb"), Serving(input_tokens=512, output_tokens=64)
-    space = ServingSpace(weights=("bf16", "fp8"), devices=IntRanges(((4, 4), (16, 16))))
+    space = ServingSpace(weights=weights, engine=(engine,), devices=IntRanges(((4, 4), (16, 16))))
     best = plan_serving(MODELS[kind], on, job, space).best
     reports = [*best[:3], *(one for one in best if one.plan.num_devices != best[0].plan.num_devices)][:4]
     moves = [(name, factor) for name in CONSTANTS for factor in (0.6, 1.0, 1.7)]

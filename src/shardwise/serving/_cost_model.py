@@ -22,7 +22,7 @@ from shardwise.cost import (
     unlinked,
     with_peers,
 )
-from shardwise.ledger.number import X, above, ceil, maximum, minimum, total
+from shardwise.ledger.number import X, above, ceil, is_plain, maximum, minimum, total
 from shardwise.ledger.op import Collective, Op, within
 from shardwise.ledger.traced import leaf, named
 from shardwise.ops.experts import EXPERTS
@@ -181,7 +181,7 @@ def _spread(costs: EngineCostModel[X], op: Op[X], elements: X) -> X:
 def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
     """Return seconds of one GEMM over the experts that got a token (accuracy/notes/calibration.md)."""
     if costs.engine.operators.experts == "products":
-        if not costs.integer_share:
+        if is_plain(costs.integer_share, 0):
             return _product(costs, replace(op, kind="matmul"))
         return _product(costs, replace(op, kind="matmul", rows=tiled_rows(costs, op.rows)), op.rows)
     kernels, groups = costs.kernels, costs.group_shapes
@@ -206,7 +206,7 @@ def _product(costs: EngineCostModel[X], op: Op[X], tokens: X | None = None) -> X
     rates = next((own for name, own in costs.weight_only if form and name == form.name), product_rates(costs, op))
     if costs.block_tile is not None and form and form.name == costs.format.name:
         return in_tiles(costs.engine, (costs.block_tile, costs.cores), op, _multiplied(costs, op, rates))
-    if not costs.integer_share or not form or form.bits >= 16:
+    if is_plain(costs.integer_share, 0) or not form or form.bits >= 16:
         return _multiplied(costs, op, rates)
     # Eight rows and fewer run in a kernel that multiplies in no matrix unit.
     gain, read = dict(costs.fp4_gains).get(form.base, 1.0), weights_read(costs, op)
