@@ -30,6 +30,7 @@ from shardwise.answers._plots_bars import (
     train_figure,
 )
 from shardwise.answers._plots_explain import explain_figure, pieces
+from shardwise.answers._plots_load import curve_of
 from shardwise.answers._plots_timeline import timeline_figure
 
 CASES = {
@@ -396,3 +397,14 @@ def test_pages_fit_phones_and_are_as_dark_as_asked(words: tuple[str, ...], schem
     assert run("infer", "gpt2", "--on", "h100", "--plot", str(page), *words).status == 0
     text = page.read_text()
     assert "width=device-width" in text and f"color-scheme: {scheme}" in text and '<div class="wide"><svg' in text
+
+
+def test_loads_of_two_pools_are_drawn_over_all_their_devices() -> None:
+    """The curve over rates asks of the workers of both pools, not of those that decode alone."""
+    prompts, answers = sw.Length(mean=512), sw.Length(mean=128)
+    load = sw.Workload(input_tokens=prompts, output_tokens=answers, arrivals=sw.Arrivals(rate=4.0), count=200)
+    pools = sw.LoadOptions(prefill=Plan(tp=2, dp=2))
+    report = sw.serve(load_model("llama-3.1-8b"), Cluster.parse("16xh100"), Plan(tp=2, dp=0), load, None, pools)
+    curve = curve_of(report)
+    assert {one.devices for one in curve} == {report.devices} == {16}
+    assert len({one.capacity_per_second for one in curve}) == 1

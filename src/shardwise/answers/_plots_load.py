@@ -88,7 +88,9 @@ def curve_of(report: ServeReport) -> list[ServeReport]:
     options = replace(report.options, limits=report.options.limits, autoscale=None)
     rates = (share * report.capacity_per_second for share in _SHARES)
     every = (replace(asked, arrivals=replace(asked.arrivals, rate=rate), finite=True) for rate in rates)
-    return [serve(case.model, case.cluster, case.plan, one, case.job, options) for one in every]
+    # Of two pools the way of the caches knows the devices of both.
+    cluster = report.fleet.link.cluster if report.fleet.link else case.cluster
+    return [serve(case.model, cluster, case.plan, one, case.job, options) for one in every]
 
 
 def knee_of(curve: Sequence[ServeReport]) -> float:
