@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE, load_model
 from shardwise.plans import Plan, Serving
-from shardwise.serving import InferReport, ServingOptions, find_engine, infer
+from shardwise.serving import InferReport, ServingOptions, evaluate, find_engine, infer
+from shardwise.serving._burst import at_clock, burst_of, gained
+from shardwise.serving._cost_model import engine_cost_model
+from shardwise.serving._sizes import sizes_of
 
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "l40s")
 
@@ -83,3 +86,15 @@ def ask(
     plan = plan or Plan()
     found = load_model(model) if isinstance(model, str) else model
     return infer(found, Cluster.parse(f"{plan.num_devices}x{device}"), plan, job, ServingOptions(**more))
+
+
+def after_pause(alone: InferReport) -> float:
+    """Return seconds to the first tokens of a batch that meets idle devices."""
+    case, burst = alone.case, burst_of(alone.case)
+    if burst is None:
+        return alone.ttft_seconds
+    sizes = sizes_of(case.model, case.plan, case.job, case.domains)
+    costs = at_clock(engine_cost_model(case, sizes), 1 + burst.share)
+    busy = alone.ttft_seconds / case.plan.pp
+    left = gained(burst, busy) / busy
+    return alone.ttft_seconds - left * (alone.ttft_seconds - float(evaluate(case, sizes, costs).prefill.seconds))

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from command_line import run
+from serving.serving_cases import after_pause
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
@@ -59,7 +60,7 @@ def test_one_request_passes_a_prompt_a_transfer_and_decode_steps(engine: str) ->
     job = Serving(batch=1, input_tokens=1000, output_tokens=100, max_batched_tokens=8192, max_sequences=1)
     alone = infer(load_model("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(), job, ServingOptions(engine=engine))
     one = pools(engine, workload(count=1, arrivals=Arrivals(kind="burst")), 1).requests[0]
-    assert one.prompt_seconds == pytest.approx(alone.ttft_seconds, rel=0.02)
+    assert one.prompt_seconds == pytest.approx(after_pause(alone), rel=0.02)
     assert one.transfer_seconds > 0
     # vLLM's decode worker makes the first token: it runs the last token of the prompt again.
     own = one.first - one.ready
@@ -102,7 +103,7 @@ def test_a_cache_waits_for_no_answer_of_others(engine: str) -> None:
     asked = workload(count=len(pairs), arrivals=Arrivals(kind="closed", users=4), pairs=pairs, finite=True)
     requests = pools(engine, asked, 1, 2).requests
     longest = max(r.tpot_seconds or 0.0 for r in requests if r.output_tokens > 1000)
-    assert max(r.first - r.ready for r in requests) < 3 * longest
+    assert max(r.first - r.ready for r in requests) < 3.1 * longest
 
 
 def test_the_first_token_of_sglang_is_a_step_ahead() -> None:
@@ -240,13 +241,13 @@ def test_equal_groups_in_lockstep_are_as_fast_as_one() -> None:
 class OneSecond:
     """Prices of steps that take a second, half of it in each of two stages."""
 
-    made, verified, launching_seconds = 1, 1, 0.0
+    made, verified, launching_seconds, burst = 1, 1, 0.0, None
 
     def decode(self, count: int, context: float) -> float:
         """Return a second."""
         return 1.0
 
-    def mixed(self, count: int, context: float, pieces: Any) -> float:
+    def mixed(self, count: int, context: float, pieces: Any, spared: float = 0.0) -> float:
         """Return a second."""
         return 1.0
 
@@ -285,7 +286,7 @@ def test_places_are_those_of_all_batches_in_stages_together() -> None:
     assert [one.outstanding for one in replica.entries] == [0]
 
 
-@pytest.mark.parametrize(("prefix", "places", "rate"), [(0, 8, 1.0), (1000, 32, 3.0)])
+@pytest.mark.parametrize(("prefix", "places", "rate"), [(0, 8, 1.0), (1000, 32, 3.2)])
 def test_prompts_that_end_in_another_batch_take_no_more_than_all_places(prefix: int, places: int, rate: float) -> None:
     """SGLang's prompts of two pieces end in every other batch, which is full: 36 ran of 32, or it was an IndexError."""
     prompt, made = Length(mean=3000), Length(kind="lognormal", mean=32, cv=0.8)
@@ -372,8 +373,9 @@ def test_pipeline_stages_have_a_batch_each_in_flight() -> None:
     one = serve(model, cluster, plan, workload(count=1, arrivals=Arrivals(kind="burst")))
     job = Serving(batch=1, input_tokens=1000, output_tokens=100, max_batched_tokens=8192, max_sequences=1)
     alone = infer(model, cluster, plan, job)
-    assert one.requests[0].ttft_seconds == pytest.approx(alone.ttft_seconds, rel=0.02)
-    assert one.requests[0].e2e_seconds == pytest.approx(alone.request_seconds, rel=0.02)
+    sooner = alone.ttft_seconds - after_pause(alone)
+    assert one.requests[0].ttft_seconds == pytest.approx(alone.ttft_seconds - sooner, rel=0.02)
+    assert one.requests[0].e2e_seconds == pytest.approx(alone.request_seconds - sooner, rel=0.02)
     burst = workload(count=400, arrivals=Arrivals(kind="burst"))
     two, single = serve(model, cluster, plan, burst), pools("vllm", burst, 0)
     assert len(two.requests) == 400

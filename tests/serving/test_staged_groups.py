@@ -98,14 +98,14 @@ def test_groups_in_stages_are_no_faster_than_pipelines(
 class ByCount:
     """Prices of steps that take longer the more sequences they have, with or without prompts."""
 
-    made, verified, launching_seconds = 1, 1, 0.0
+    made, verified, launching_seconds, burst = 1, 1, 0.0, None
     experts = (0.0,) * 10_000
 
     def decode(self, count: int, context: float) -> float:
         """Return a second and a hundredth for each sequence."""
         return 1 + count / 100
 
-    def mixed(self, count: int, context: float, pieces: Any) -> float:
+    def mixed(self, count: int, context: float, pieces: Any, spared: float = 0.0) -> float:
         """Return the same."""
         return 1 + (count + len(pieces)) / 100
 

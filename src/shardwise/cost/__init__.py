@@ -81,7 +81,7 @@ from shardwise.cost._rates import (
     gemm_rates,
     rates_of,
 )
-from shardwise.cost._records import DECODE_PARTS, CollectiveFit, ExpertsFit, Gemm, Quantise, ReduceFit
+from shardwise.cost._records import DECODE_PARTS, Burst, CollectiveFit, ExpertsFit, Gemm, Quantise, ReduceFit
 from shardwise.cost._replicas import OverlapSlowdown, overlap_slowdown
 from shardwise.cost._tables import (
     bandwidth_of,

@@ -276,6 +276,23 @@ class AttentionTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Burst:
+    """How products of a device that was idle, or moved bytes, are faster until power limits its clock."""
+
+    share: float
+    """By how much products are faster than at the clock that lasts."""
+    full_seconds: float
+    """Seconds of work that run so."""
+    gone_seconds: float
+    """Seconds of work after which none is left of it; between both it falls in proportion."""
+    recovery: float
+    """Seconds of work that a second without any takes back."""
+    devices: tuple[str, ...]
+    """Devices of the family that were measured; others have none, since their watts leave their chip another clock."""
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFamily:
     """Constants of one family of devices."""
 
@@ -296,6 +313,7 @@ class DeviceFamily:
     matrix_best_share: float = 1.0
     """Share of their peak that slower matrix units reach where nothing else is waited for."""
     matrix_rate_source: str = ""
+    burst: Burst | None = None
     prefill_kernels: AttentionTable | None = None
     decode_kernels: AttentionTable | None = None
     latent_prefill_kernels: AttentionTable | None = None

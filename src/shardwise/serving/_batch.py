@@ -12,6 +12,7 @@ from typing import Generic
 from shardwise.ledger.number import X, above, ceil, is_plain, maximum, minimum
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass, replace
+from shardwise.serving._burst import burst_notes
 from shardwise.serving._cache import SequenceCache, breakpoints
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
@@ -266,5 +267,6 @@ def evaluate(case: ServingCase, sizes: ServingSizes[X], costs: EngineCostModel[X
             *costs.rates.assumptions,
             *(note for _, one in costs.narrow for note in one.assumptions),
             *costs.network.assumptions,
+            *burst_notes(case),
         ),
     )

@@ -45,6 +45,8 @@ class EngineStep(Generic[X]):
     sequences: X
     tokens: X | float
     context: X | float
+    clock: X | float = 1.0
+    """That of matrix units, over the clock that lasts."""
 
 
 @dataclass(frozen=True, kw_only=True)

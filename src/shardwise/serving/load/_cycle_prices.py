@@ -58,6 +58,8 @@ class PromptPrices:
     """The same of more tokens than are `replayed` from a captured graph."""
     replayed: int
     ubatches: Ubatches = Ubatches()
+    highest: Any = None
+    """`linear` at the highest clock, where that is known."""
 
     def floor(self, tokens: Any) -> Any:
         """Return the seconds that a step with prompts takes at least, by its tokens."""

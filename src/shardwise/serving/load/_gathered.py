@@ -96,6 +96,15 @@ class Gathered:
             batches=batches, counts=counts, launching=launching, pieces=pieces, policy=policy, places=at,
         )  # fmt: skip
 
+    def between(self, other: Gathered, share: Any) -> Gathered:
+        """Return seconds of which a share is those of others, by layout."""
+
+        def both(name: str, share: Any) -> Any:
+            return (1 - share) * getattr(self, name) + share * getattr(other, name)
+
+        by_state = {name: both(name, share[..., None]) for name in ("longer", "beyond", "spread", "stages")}
+        return replace(self, **by_state, last=[])
+
     def over(self, at: T, rate: Any) -> T:
         """Return a mix of cycles in which those of pipelines are of the chain, up to many prompts in each."""
         if not self.batches.piped.any():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shardwise.serving.load._steady import Replicas
 
 # What is known of all layouts once it is asked, by row.
-_KNOWN = ("_seconds", "full_seconds", "carried_seconds", "_weights")
+_KNOWN = ("lasting_seconds", "_seconds", "full_seconds", "carried_seconds", "_weights")
 
 
 def some_of(form: Replicas, at: Any) -> Replicas:
@@ -29,6 +29,10 @@ def some_of(form: Replicas, at: Any) -> Replicas:
     if len(parts) > 1:
         vars(some)["parts"] = tuple(parts)
     vars(some).update((name, np.take(getattr(form, name), at, axis=0)) for name in _KNOWN)
+    if form.highest is not None and some.prices.highest is not None:
+        highest = replace(some, prices=some.prices.highest)
+        vars(highest)["lasting_seconds"] = np.take(form.highest.lasting_seconds, at, axis=0)
+        vars(some).update(full_share=form.full_share[at], highest=highest)
     return some
 
 

@@ -162,6 +162,13 @@ class Cycles:
         """The number of each layout's place."""
         return _numbers(self.decode.shape)
 
+    def between(self, other: Cycles, share: Any) -> Cycles:
+        """Return tables of which a share is those of others, by layout."""
+        mixed = between_prices(self, other, share)
+        pairs = zip(self._unequal, other._unequal, strict=True)
+        vars(mixed)["_unequal"] = tuple((1 - share) * one + share * two for one, two in pairs)
+        return mixed
+
     @cached_property
     def _unequal(self) -> tuple[Any, Any, Any]:
         """The tables of a cycle and its square, and how likely it has no prompts, where these arrive in cycles with."""
@@ -288,15 +295,8 @@ class Cycles:
 
         def arriving(i: Any) -> Any:
             going = 1 - _at(self.share, i)
-            return (
-                self.batches
-                * self.groups_each
-                * counts
-                * going
-                / (steps + self.pieces * going)
-                * self.pieces
-                / self.together
-            )
+            each = counts * going / (steps + self.pieces * going)
+            return self.batches * self.groups_each * each * self.pieces / self.together
 
         return _crossing(arriving, counts)
 
@@ -308,7 +308,7 @@ def rows_of(table: T, rows: Any) -> T:
         value = getattr(table, f.name)
         if isinstance(value, Gathered):
             columns[f.name] = value.rows(rows)
-        elif isinstance(value, Cycles):
+        elif isinstance(value, (Cycles, type(table))):
             columns[f.name] = rows_of(value, rows)
         elif np.ndim(value) > 1:
             columns[f.name] = np.take(value, rows, axis=-2)
@@ -316,6 +316,18 @@ def rows_of(table: T, rows: Any) -> T:
     if isinstance(table, Cycles) and "_unequal" in vars(table):
         vars(some)["_unequal"] = tuple(np.take(one, rows, axis=-2) for one in table._unequal)
     return some
+
+
+def between_prices(lasting: T, highest: T, share: Any) -> T:
+    """Return prices of which a share is at the highest clock, by layout: tables [..., layout, place]."""
+    columns: dict[str, Any] = {}
+    for f in fields(cast(Any, lasting)):
+        one, other = getattr(lasting, f.name), getattr(highest, f.name)
+        if isinstance(one, (Gathered, Cycles)) and f.name != "ends":  # which are of full queues
+            columns[f.name] = one.between(other, share)
+        elif np.ndim(one) > 1:
+            columns[f.name] = (1 - share) * one + share * other
+    return cast(T, replace(cast(Any, lasting), **columns))
 
 
 @lru_cache(16)

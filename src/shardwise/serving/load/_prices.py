@@ -11,9 +11,11 @@ from functools import cache
 from typing import Any
 
 from shardwise.arrays import np
+from shardwise.cost import Burst
 from shardwise.ledger.opened import OpenColumn, is_opening, named_each
 from shardwise.ledger.traced import leaf, tracing
 from shardwise.records import dataclass, replace
+from shardwise.serving._burst import burst_of
 from shardwise.serving._case import ServingCase
 from shardwise.serving._host import replayed_tokens
 from shardwise.serving._ledger import EngineStep
@@ -38,7 +40,7 @@ from shardwise.serving.load._ubatches import Ubatches, ubatches_of
 from shardwise.units import counted
 
 _PLACES = 64
-_STEP = ("sequences", "tokens", "context")
+_STEP = ("sequences", "tokens", "context", "clock")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,14 +73,22 @@ class LoadPrices:
     """The share of its seconds that it takes where its pieces follow one another through the stages: [layout, 1]."""
     cycles: Cycles
     """What steps of all batches take that go round together, where a step has room for all who arrive."""
+    burst: Burst | None = None
+    """How long prompts run at the `highest` clock, where that is known."""
+    highest: LoadPrices | None = None
+    """The same with prompts at that clock."""
+
+
+def _columns_of(step: EngineStep[Any]) -> dict[str, Any]:
+    """Return what of a step is a column: its clock only where some have one of their own."""
+    return {name: column for name in _STEP if isinstance(column := getattr(step, name), np.ndarray)}
 
 
 def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, ...]:
     """Return the parts of steps as [layout, step]; of one layout they open where somebody is to open them."""
     many = len(step.context) if isinstance(step.context, np.ndarray) else 1
     each = take_rows(sizes, np.repeat(np.arange(rows), many))
-    columns: dict[str, Any] = {name: np.tile(getattr(step, name), rows) for name in _STEP}
-    wide = replace(step, **columns)
+    wide = replace(step, **{name: np.tile(column, rows) for name, column in _columns_of(step).items()})
     parts = step_parts(case, each, wide)
     parts_of = tuple(np.broadcast_to(np.asarray(part, float), rows * many).reshape(rows, many) for part in parts)
     return _opened(case, wide, parts_of) if is_opening() else parts_of
@@ -90,16 +100,17 @@ def _opened(case: ServingCase, steps: EngineStep[Any], columns: tuple[Any, ...])
     @cache
     def parts(i: int) -> tuple[Any, ...]:
         with tracing():
-            numbers: dict[str, Any] = {name: leaf(name, float(getattr(steps, name)[i])) for name in _STEP}
+            numbers: dict[str, Any] = {name: leaf(name, float(one[i])) for name, one in _columns_of(steps).items()}
             sizes = sizes_of(case.model, case.plan, case.job, case.domains)
             return step_parts(case, sizes, replace(steps, **numbers))
 
     def column(place: int, what: str, values: Any) -> Any:
         def name(i: int) -> str:
-            sequences, tokens, context = (float(getattr(steps, one)[i]) for one in _STEP)
+            sequences, tokens, context = (float(getattr(steps, one)[i]) for one in _STEP[:3])
             prompt = f"a prompt of {counted(tokens, 'token', 6)}"
             run = counted(sequences, "sequence", 6) if steps.phase == "decode" else prompt
-            return f"{what}step of {run} at context {context:.0f}"
+            fast = ", at the highest clock" if isinstance(steps.clock, np.ndarray) and steps.clock[i] > 1 else ""
+            return f"{what}step of {run} at context {context:.0f}{fast}"
 
         return named_each(OpenColumn(values, lambda i: parts(i)[place]), name)
 
@@ -151,7 +162,11 @@ def load_prices(
         host=case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0),
         launching=launching_seconds(case), verified=verified_tokens(case), prompts=prompts,
     )  # fmt: skip
-    return steps.of(counts, moments, batches)
+    lasting = steps.of(counts, moments, batches)
+    if prompts.highest is None:
+        return lasting
+    fast = replace(prompts, linear=prompts.highest)
+    return replace(lasting, burst=burst_of(case), highest=replace(steps, prompts=fast).of(counts, moments, batches))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,8 +342,13 @@ def _prompt_prices(
     cut = ubatches_of(case, sizes)
     priced = cut.pieces(new_of, past_of) if cut.tokens else (new_of, past_of)
     news, pasts = np.concatenate([tokens, [1.0], priced[0]]), np.concatenate([0 * tokens, [0.0], priced[1]])
-    end, last, many = len(tokens), len(news), len(pieces)
-    step: EngineStep[Any] = EngineStep(phase="prefill", sequences=np.ones(last), tokens=news, context=pasts)
+    end, last, many, burst = len(tokens), len(news), len(pieces), burst_of(case)
+    clocks: Any = 1.0
+    if burst and moments.new_tokens:
+        clocks = np.concatenate([1 + 0 * news, 1 + burst.share + 0 * tokens])
+        news, pasts = np.concatenate([news, tokens]), np.concatenate([pasts, 0 * tokens])
+    each = np.ones(len(news))
+    step: EngineStep[Any] = EngineStep(phase="prefill", sequences=each, tokens=news, context=pasts, clock=clocks)
     seconds, cached, sampled, experts = _priced(launched_ahead(case), sizes, rows, step)
     one = np.ones(1)
     shortest = EngineStep(phase="prefill", sequences=one, tokens=one, context=0 * one)
@@ -346,6 +366,7 @@ def _prompt_prices(
         launched=launched,
         replayed=replayed_tokens(case),
         ubatches=cut,
+        highest=(seconds[:, last:] - cached[:, :end]) - sampled[:, :end] if len(news) > last else None,
     )
     if one_token is None:
         return prices, None

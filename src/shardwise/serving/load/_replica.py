@@ -19,7 +19,7 @@ from shardwise.serving.load._own_queues import OwnQueues
 from shardwise.serving.load._requests import Request, Trace
 from shardwise.serving.load._rotation import GroupBatches, Rotation, together
 from shardwise.serving.load._simulate import Scheduler
-from shardwise.serving.load._state import Follow, Stage
+from shardwise.serving.load._state import Follow, Stage, share_clock
 from shardwise.serving.load._steps import StepTable
 
 # Whether somebody keeps objects frozen, once that was seen: to count them walks through all of them.
@@ -73,6 +73,8 @@ class Replica:
         """Return it, its batches being as many for each of so many groups as there are stages that they pass."""
         self.stages = stages = len(self.groups) // groups
         each = [self.groups[first : first + stages] for first in range(0, len(self.groups), stages)]
+        for batches in each:
+            share_clock(batches)
         if policy.shared_waiting:
             self.rotation = Rotation([GroupBatches(batches, policy) for batches in each], policy)
         else:

@@ -67,8 +67,9 @@ class Scheduler(SchedulerState):
         decoding = self.decoding if self.policy.mixed else 0
         context = self.contexts / decoding if decoding else 0.0
         each = [(tokens, request.past) for request, tokens in pieces]
-        seconds = self.table.mixed(decoding, context, each)
-        return Step(pieces, 1, seconds, decoding * self.table.verified + sum([tokens for tokens, _ in each]))
+        tokens, table = decoding * self.table.verified + sum([tokens for tokens, _ in each]), self.table
+        spared = self.clock.left(self.now, table.linear[tokens]) * table.spared[tokens] if self.clock else 0.0
+        return Step(pieces, 1, table.mixed(decoding, context, each, spared), tokens)
 
     def goes_on(self, step: Step) -> bool:
         """Return whether a step is pieces of prompts that go on, and no sequence waits for a token of it."""
@@ -86,6 +87,8 @@ class Scheduler(SchedulerState):
         if step.pieces:
             decoding = self.decoding if self.policy.mixed else 0
             alone = self.table.decode(decoding, self.contexts / decoding) if decoding else 0.0
+            if self.clock:
+                self.clock.ran(self.now, step.seconds)
             own = min(step.seconds, seconds)  # Experts that take the tokens of all groups spare the fullest some.
             self.spent = self.spent[0] + own - alone, self.spent[1] + seconds - own
             self._run_prompts(step.pieces, seconds)

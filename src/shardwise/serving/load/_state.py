@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from shardwise.serving._burst import MatrixClock
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._requests import CAUSES, STEP, PrefixCache, Request, Trace
 from shardwise.serving.load._steps import StepTable
@@ -14,6 +15,14 @@ from shardwise.serving.load._steps import StepTable
 Stage = Literal["both", "prefill", "decode"]
 """What a replica runs of a request: all of it, or what its pool is for."""
 Follow = Callable[[Request], Request | None]
+
+
+def share_clock(batches: Sequence[SchedulerState]) -> None:
+    """Let batches that follow each other through as many stages have the clock of these."""
+    first = batches[0].clock
+    shared = first and MatrixClock(first.burst, len(batches))
+    for batch in batches:
+        batch.clock = shared
 
 
 class SchedulerState:
@@ -56,6 +65,8 @@ class SchedulerState:
         self.behind: Sequence[SchedulerState] = ()
         """Other batches whose requests wait here."""
         self.half, self.found, self.made = policy.block_tokens // 2, policy.found_block, table.made
+        self.clock = MatrixClock(table.burst) if table.burst else None
+        """That of its devices, which batches of a pipeline share; None where none is known."""
         self.trace, self.prefixes = Trace(), PrefixCache()
 
     @property

@@ -37,6 +37,7 @@ from shardwise.serving.load._batch_times import (
 from shardwise.serving.load._batches import EQUAL, Batches
 from shardwise.serving.load._bulk import PromptSteps, gathered
 from shardwise.serving.load._bunches import as_they_came, begin_chance, bunched, poisson_of
+from shardwise.serving.load._clocks import added_by, at_rate, share_when_full, when_full
 from shardwise.serving.load._idle import first_token_alone
 from shardwise.serving.load._layouts import merged, parts_of, some_of
 from shardwise.serving.load._longest import PROMPTS
@@ -66,19 +67,30 @@ class Replicas:
 
     def _added(self, arrivals: Any) -> Any:
         """Return what a prompt adds to a step in which so many arrive on average; of several batches, to a cycle."""
-        mean = np.maximum(arrivals, 1e-9)
-        chance, whole, seen = np.exp(-mean), 0.0, 0.0
-        past = chance
-        for k in range(1, PROMPTS + 1):
-            chance = chance * mean / k
-            whole, seen, past = whole + chance * self.prices.added[k - 1], seen + k * chance, past + chance
-        beyond, rest = np.maximum(mean - seen, 0.0) / PROMPTS, np.maximum(1 - past, 0.0)
-        return (whole + np.maximum(beyond * self.prices.ahead, rest * self.prices.added[-1])) / mean
+        return added_by(self.prices.added, self.prices.ahead, arrivals)
+
+    @cached_property
+    def highest(self) -> Replicas | None:
+        """The same with prompts at the highest clock, where that is known."""
+        return None if self.prices.highest is None else replace(self, prices=self.prices.highest)
+
+    @cached_property
+    def full_share(self) -> Any:
+        """Share of prompts' seconds at the highest clock, of a full queue: [layout]."""
+        return share_when_full(self, np.asarray(self.lasting_seconds, float)[:, -1])
+
+    @cached_property
+    def lasting_seconds(self) -> Any:
+        """Seconds for each request that ends while so many sequences run and others wait; with more of them no more.
+
+        With prompts at the clock that these prices are of.
+        """
+        return self._seconds_of(self.moments.overlap > EQUAL)
 
     @cached_property
     def _seconds(self) -> Any:
-        """Seconds for each request that ends while so many sequences run and others wait; with more of them no more."""
-        return self._seconds_of(self.moments.overlap > EQUAL)
+        """The same with prompts at the clock that a full queue leaves them."""
+        return when_full(self, lambda form: form.lasting_seconds)
 
     def _seconds_of(self, equal: bool) -> Any:
         """Return them where answers are equal and end as they began, together, or at any time."""
@@ -109,7 +121,7 @@ class Replicas:
         """
         if self.at_once or self.moments.overlap <= EQUAL:
             return self.full_seconds
-        apart = np.where(self.batches.many[:, 0] > 1, self._seconds_of(False)[:, -1], 0.0)
+        apart = np.where(self.batches.many[:, 0] > 1, when_full(self, lambda form: form._seconds_of(False))[:, -1], 0.0)
         longest = np.maximum(self._seconds[:, -1], apart)
         return called(longest / self.batches.lanes, "seconds of a replica a request, at capacity")
 
@@ -305,7 +317,8 @@ class Replicas:
         """
         with np.errstate(all="ignore"):
             asked = np.maximum(np.broadcast_to(np.asarray(rate, float), self.capacity.shape), 1e-9)
-            lane = self._at(asked / self.batches.lanes, turns)
+            each = asked / self.batches.lanes
+            lane = at_rate(self, each)._at(each, turns)
         full, carried = self.full_seconds, self.carried_seconds
         running = lane.running * self.batches.lanes
         return replace(lane, full_seconds=full, carried_seconds=carried, rate=asked, running=running)
@@ -355,7 +368,7 @@ class Replicas:
             "waiting_seconds": waiting,
         }
         values = {k: np.where(stable, v, math.inf) for k, v in values.items()}
-        return Steady(full_seconds=self.full_seconds, carried_seconds=self.carried_seconds, rate=rate, **values)
+        return Steady(full_seconds=self._seconds[:, -1], carried_seconds=self._seconds[:, -1], rate=rate, **values)
 
     def _waiting(self, rate: Any, shape: tuple[Any, Any, Any], whole: Any, load: Any, turns: Any) -> Any:
         """Return mean seconds of a wait for a place among the sequences, of which prompts take such a share if full.

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from shardwise.arrays import np
 from shardwise.cost import family_of
 from shardwise.records import dataclass, replace
+from shardwise.serving._burst import at_clock, burst_of
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._host import replayed_tokens
@@ -66,23 +67,27 @@ def verified_tokens(case: ServingCase) -> int:
 def step_parts(case: ServingCase, sizes: ServingSizes[Any], step: EngineStep[Any]) -> tuple[Any, Any, Any, Any]:
     """Return seconds of steps, of what sequences have of their own, of sampling and of GEMMs of experts."""
     costs = replace(engine_cost_model(case, sizes), decoding=step.phase == "decode")
+    if isinstance(step.clock, np.ndarray) or step.clock != 1:
+        costs = at_clock(costs, step.clock)
     cost = (decode_cost if step.phase == "decode" else step_cost)(case, sizes, step, costs)
     return cost.seconds, cost.of_sequences, cost.sampling, cost.routed
 
 
-def _prices(case: ServingCase, phase: StepPhase, sequences: Any, tokens: Any, context: Any) -> _Prices:
+def _prices(
+    case: ServingCase, phase: StepPhase, sequences: Any, tokens: Any, context: Any, clock: Any = 1.0
+) -> _Prices:
     sizes = sizes_of(case.model, case.plan, case.job, case.domains)
-    step = EngineStep(phase=phase, sequences=sequences, tokens=tokens, context=context)
+    step = EngineStep(phase=phase, sequences=sequences, tokens=tokens, context=context, clock=clock)
     parts, count = step_parts(case, sizes, step), len(context)
     return _Prices(*(np.broadcast_to(np.asarray(part, float), count) for part in parts))
 
 
-def _prices_of_prompts(case: ServingCase, steps: Sequence[tuple[Any, Any, Any]]) -> list[_Prices]:
+def _prices_of_prompts(case: ServingCase, steps: Sequence[tuple[Any, ...]]) -> list[_Prices]:
     """Return the prices of several columns of steps with prompts: they are one column, whose operators are made once.
 
-    A step is (sequences, tokens of each, context).
+    A step is (sequences, tokens of each, context), and its clock where any has one of its own.
     """
-    ends = [0, *accumulate(len(context) for *_, context in steps)]
+    ends = [0, *accumulate(len(context) for _, _, context, *_ in steps)]
     whole = _prices(case, "prefill", *(np.concatenate(column) for column in zip(*steps, strict=True)))
     columns = (whole.seconds, whole.cached, whole.sampling, whole.experts)
     return [_Prices(*(column[start:end] for column in columns)) for start, end in pairwise(ends)]
@@ -180,6 +185,8 @@ class StepTable:
         Return what a `few` numbers of sequences have of their own as prompts of one token, by their context.
         """
         one = np.ones(1)
+        self.burst = burst = burst_of(case)
+        """How prompts run before power limits the clock, where that is known."""
         self._launched = float(_prices(never_replayed(case), "prefill", one, one, 0 * one).seconds[0])
         self._replayed = replayed_tokens(case)
         cut = ubatches_of(launched_ahead(case), sizes_of(case.model, case.plan, case.job, case.domains))
@@ -190,11 +197,12 @@ class StepTable:
         past = [0, *(n for n in grid(max(context, 256), 2, 1) if n >= 128)]
         mesh = np.meshgrid(np.array(new, float), np.array(past, float), indexing="ij")
         one_token = np.meshgrid(few, np.array(self._contexts, float), indexing="ij")
-        steps = (
-            (np.ones(len(tokens)), tokens, 0 * tokens),
-            (np.ones(mesh[0].size), mesh[0].ravel(), mesh[1].ravel()),
-        )
-        prices, flat = _prices_of_prompts(launched_ahead(case), steps)
+        alone = np.ones(len(tokens)), tokens, 0 * tokens
+        steps: list[tuple[Any, ...]] = [alone, (np.ones(mesh[0].size), mesh[0].ravel(), mesh[1].ravel())]
+        if burst:
+            clocks = 1.0, 1.0, 1 + burst.share
+            steps = [(*one, 0 * one[0] + clock) for one, clock in zip((*steps, alone), clocks, strict=True)]
+        prices, flat, *faster = _prices_of_prompts(launched_ahead(case), steps)
         # A step that is replayed has no host behind its device, as none of those launched ahead.
         self._least = float(prices.seconds[0]) if self._replayed else self._launched
         every = np.arange(step_tokens + self.max_sequences * self.verified + 1)
@@ -205,14 +213,20 @@ class StepTable:
         half = max(step_tokens // 2, 1)
         slope = (seconds[step_tokens] - seconds[half]) / max(step_tokens - half, 1)
         beyond = np.maximum(every - step_tokens, 0)
-        self._linear: list[float] = (seconds + slope * beyond).tolist()
+        self.linear: list[float] = (seconds + slope * beyond).tolist()
         self._new, self._past = new, past
         self._prefill: list[list[float]] = flat.cached.reshape(mesh[0].shape).tolist()
         self._start = float(flat.cached.min())
         if cut.tokens:
             launched = self._start * self._ubatches.extra(every)
-            self._linear = (self._by_ubatch(every, tokens, linear) + launched).tolist()
+            self.linear = (self._by_ubatch(every, tokens, linear) + launched).tolist()
             self.experts = self._by_ubatch(every, tokens, prices.experts).tolist()
+        self.spared: list[float] = []
+        """Seconds by which products of a step of so many tokens are shorter at the highest clock, where it is known."""
+        if faster:
+            less = prices.seconds - faster[0].seconds
+            less = self._by_ubatch(every, tokens, less) if cut.tokens else np.interp(every, tokens, less)
+            self.spared = less.tolist()
         if not len(few):
             return few
         counts, at = one_token[0].ravel(), one_token[1].ravel()
@@ -290,10 +304,10 @@ class StepTable:
             seconds += own * (cut.later if i % (cut.in_flight or new) else 1.0)
         return seconds
 
-    def mixed(self, count: int, context: float, pieces: Sequence[tuple[int, int]]) -> float:
+    def mixed(self, count: int, context: float, pieces: Sequence[tuple[int, int]], spared: float = 0.0) -> float:
         """Return seconds of a step of `count` decoding sequences beside pieces of prompts, each of (new, past) tokens.
 
-        Launches that pieces share count once.
+        Launches that pieces share count once. Products are `spared` so many seconds by a clock that does not last.
         """
         start, memo = self._start, self._memo
         tokens, attention = count * self.verified, start
@@ -303,7 +317,7 @@ class StepTable:
             attention += (self._prefill_attention(new, past) if known is None else known) - start
         sequences = count + len(pieces)
         sampled = self._sampling[min(sequences, self.max_sequences)]
-        seconds = self._linear[tokens] + attention + sampled + self._host * max(sequences - 1, 0)
+        seconds = self.linear[tokens] - spared + attention + sampled + self._host * max(sequences - 1, 0)
         least = self._least if tokens <= self._replayed else self._launched
         if not count:
             return max(seconds, least)
