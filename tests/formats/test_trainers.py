@@ -848,6 +848,26 @@ def test_a_file_whose_model_is_not_known_says_so(tmp_path: Path) -> None:
     assert "names no number of devices" not in done.err
 
 
+def test_an_engine_that_stays_awake_takes_its_share_of_the_card(tmp_path: Path) -> None:
+    """TRL's colocated vLLM keeps 0.3 of a card beside the trainer, or what the file says, unless it sleeps."""
+    words = "trl grpo --model_name_or_path Qwen/Qwen2.5-3B-Instruct --use_peft --lora_target_modules all-linear --bf16 "
+    words += "--dtype bfloat16 --max_completion_length 1024 --max_prompt_length 512 --num_generations 8 "
+    words += "--per_device_train_batch_size 8 --gradient_accumulation_steps 4 --use_vllm "
+    path, held = tmp_path / "a.sh", {}
+    for more in ("", "--vllm_gpu_memory_utilization 0.4", "--vllm_mode server"):
+        path.write_text(words + more + "\n", encoding="utf-8")
+        asked = ("train", "--from", str(path), "--on", "rtx-4090", "--json")
+        held[more] = json.loads(run(*asked).out)["memory"]["device_bytes"]
+        if "server" not in more:
+            assert import_file(path).train("rtx-4090").device_bytes == pytest.approx(held[more], abs=1)
+    card = 24 * 2**30
+    assert held[""] - held["--vllm_mode server"] == pytest.approx(0.3 * card, rel=0.01)
+    assert held["--vllm_gpu_memory_utilization 0.4"] - held[""] == pytest.approx(0.1 * card, rel=0.01)
+    path.write_text(words, encoding="utf-8")
+    own = json.loads(run("train", "--from", str(path), "--on", "rtx-4090", "--json", "--rollout", "asleep").out)
+    assert own["memory"]["device_bytes"] < held[""]
+
+
 def test_a_framework_that_is_named_keeps_what_the_file_sets(tmp_path: Path) -> None:
     """Eager attention and Liger's kernels of a file stand under its own framework by name and under its releases."""
     words = "trl sft --model_name_or_path Qwen/Qwen3-4B --use_peft --lora_r 32 --dtype bfloat16 --max_length 4096 "

@@ -241,7 +241,7 @@ def make_efficiencies(inputs: Inputs) -> Efficiencies:
     return Efficiencies(**given, exposed_axes=exposed)
 
 
-def make_settings(inputs: Inputs) -> Settings:
+def make_settings(inputs: Inputs, cluster: Cluster | None = None) -> Settings:
     """Return what a file and the flags set of a framework: a flag wins over the file, one tensor's over that of all."""
     from shardwise.plans import Settings
     from shardwise.plans.fields import SETTINGS
@@ -250,7 +250,10 @@ def make_settings(inputs: Inputs) -> Settings:
     for row in SETTINGS:
         if row.key in inputs.values:
             given |= dict.fromkeys(row.names, inputs.values[row.key])
-    return replace(inputs.imported.stack.settings if inputs.imported else Settings(), **given)
+    settings = replace(inputs.imported.stack.settings if inputs.imported else Settings(), **given)
+    if inputs.imported and cluster and inputs.command != "export" and "rollout_memory" not in inputs.values:
+        return inputs.imported.beside_engine(settings, cluster)
+    return settings
 
 
 def make_stack(inputs: Inputs, default: str = "", cluster: Cluster | None = None) -> Stack | None:
@@ -262,13 +265,13 @@ def make_stack(inputs: Inputs, default: str = "", cluster: Cluster | None = None
     if inputs.imported is not None and "stack" not in inputs.values:
         own = sharding_stack(inputs.imported.stack, *shardings)
         if all(word in own.runs.sharding for word in shardings):
-            return replace(_attending(inputs, own), settings=make_settings(inputs))
+            return replace(_attending(inputs, own), settings=make_settings(inputs, cluster))
     try:
         word = cast(str, inputs.get("stack", default) or usual_stack(inputs, cluster))
         stack = find_stack(word)
         if stack.name != word:
             inputs.notes.append(f"stack {word} taken as {stack.name}")
-        settings = make_settings(inputs)
+        settings = make_settings(inputs, cluster)
         if (file := inputs.imported) is not None:
             stack = carried(stack, file.stack, file.job is None or file.job.method == "sft")
             settings = settings if settings.loss else replace(settings, loss=stack.settings.loss)

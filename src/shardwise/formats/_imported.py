@@ -14,7 +14,7 @@ from shardwise.files import check_tree, own_table
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.notebook import PlainValues
-from shardwise.plans import Plan, Stack, Training
+from shardwise.plans import Plan, Settings, Stack, Training
 from shardwise.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class Imported(PlainValues):
 
     `understood` set something, `assumed` is what the file leaves open, `ignored` names what was read and changes
     nothing here with the reason, `silent` what changes neither bytes nor seconds, `unknown` what the system itself
-    does not have. `named` is the model as the file names it.
+    does not have. `named` is the model as the file names it, `engine_share` the part of each device's memory that an
+    engine of rollouts keeps beside the trainer.
     """
 
     system: str
@@ -59,6 +60,14 @@ class Imported(PlainValues):
     ignored: tuple[ReadArgument, ...] = ()
     silent: tuple[str, ...] = ()
     unknown: tuple[ReadArgument, ...] = ()
+    engine_share: float = 0.0
+
+    def beside_engine(self, settings: Settings, cluster: Cluster) -> Settings:
+        """Return settings with the memory that the engine of rollouts keeps of each device, where none are stated."""
+        if not self.engine_share or settings.rollout:
+            return settings
+        kept = self.engine_share * float(cluster.device.memory_bytes)
+        return replace(settings, rollout="awake", rollout_bytes=kept)
 
     def train(self, cluster: Cluster | str) -> TrainReport:
         """Return the training report of the case, with the rollouts of its step where its settings time them.
@@ -79,9 +88,10 @@ class Imported(PlainValues):
         if isinstance(cluster, str):
             counted = cluster if cluster[:1].isdigit() else f"{self.num_devices or 1}x{cluster}"
             cluster = Cluster.parse(counted)
-        options = TrainingOptions(stack=self.stack, accumulation=self.accumulation)
+        stack = replace(self.stack, settings=self.beside_engine(self.stack.settings, cluster))
+        options = TrainingOptions(stack=stack, accumulation=self.accumulation)
         report = train(self.model, cluster, self.plan, self.job, options)
-        if not self.stack.settings.times_rollouts:
+        if not stack.settings.times_rollouts:
             return report
         from shardwise.search import timed_rollouts
 
@@ -161,6 +171,7 @@ class Keys:
         self.values = dict(flat_keys(tree))
         self.problems = Problems()
         self.assumed: list[str] = []
+        self.engine_share = 0.0
         self.model = ""
         self.named: list[tuple[str, Imported]] = []
 
@@ -247,6 +258,16 @@ class Keys:
             if not self._known(path)
         )
 
+    def keep_engine(self, path: str, usual: float) -> None:
+        """Record the share of each device that vLLM keeps beside the trainer, where it does not sleep."""
+        share = self.raw(path)
+        share = usual if share is None else share
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            self.fail(path, "must be a share of a device's memory above 0 and at most 1", f"write {usual}")
+            return
+        self.engine_share = float(share)
+        self.assumed.append(f"vLLM keeps {share} of each device's memory beside the trainer ({path})")
+
     def case(self, source: str, **fields: Any) -> Imported:
         """Return a case of these settings with what became of each; raises `InputError` with everything wrong."""
         for one in self.unknown():
@@ -264,6 +285,7 @@ class Keys:
             ignored=(*self.ignored(), *self._of_named("ignored")),
             silent=self.silent(),
             unknown=(*self.unknown(), *self._of_named("unknown")),
+            engine_share=self.engine_share,
             **fields,
         )
 

@@ -68,11 +68,25 @@ def read(text: str, source: str = "axolotl.yaml", around: ImportContext = PLAIN)
     if not keys.flag("sample_packing") and not keys.flag("pad_to_sequence_len"):
         _trainer.say_unpacked(keys, seq_len)
     stack = _stack(keys, under_deepspeed(launched, find_stack("axolotl")), model)
+    stack = _rollouts(keys, stack) if job.method == "grpo" else stack
     devices = _trainer.world(keys, around.num_devices, plan, _SIZES["shard"], _SIZES["replicate"])
     return keys.case(
         source, model=model, plan=plan, job=job, stack=stack, num_devices=devices,
         accumulation=0 if batch else steps,
     )  # fmt: skip
+
+
+def _rollouts(keys: Keys, stack: Stack) -> Stack:
+    """Return a stack with where an engine of rollouts is that shares the trainer's devices.
+
+    core/trainers/grpo/__init__.py: colocate as TRL has it, with vLLM's share from the engine's own settings.
+    """
+    if not keys.flag("trl.use_vllm") or keys.word("trl.vllm_mode") != "colocate":
+        return stack
+    if keys.flag("trl.vllm_enable_sleep_mode"):
+        return replace(stack, settings=replace(stack.settings, rollout="asleep"))
+    keys.keep_engine("vllm.gpu_memory_utilization", 0.9)
+    return stack
 
 
 def _objective(keys: Keys) -> dict[str, Any]:

@@ -368,7 +368,5 @@ def _rollouts(keys: Keys, stack: Stack) -> Stack:
         return replace(stack, settings=replace(settings, rollout="apart"))
     if keys.whole("sleep_level", least=0):
         return replace(stack, settings=replace(settings, rollout="asleep"))
-    share = keys.values.get("vllm_gpu_memory_utilization", 0.9)
-    kept = f"vLLM keeps {share} of each device beside the trainer (vllm_gpu_memory_utilization)"
-    keys.assumed.append(f"no memory of the engine, though {kept}: give --rollout awake --rollout-memory")
+    keys.keep_engine("vllm_gpu_memory_utilization", 0.9)
     return replace(stack, settings=settings)

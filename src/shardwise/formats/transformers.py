@@ -329,9 +329,7 @@ def _rollouts(keys: Keys, stack: Stack) -> Stack:
     stack = with_prompts(keys, stack, "max_prompt_length", "" if server else "vllm_tensor_parallel_size")
     place = "apart" if server else "asleep" if keys.flag("vllm_enable_sleep_mode") else "awake"
     if place == "awake":
-        share = f"{keys.values.get('vllm_gpu_memory_utilization', 0.3)} of each device beside the trainer"
-        kept = f"vLLM keeps {share} (vllm_gpu_memory_utilization)"
-        keys.assumed.append(f"no memory of the engine, though {kept}: give --rollout awake --rollout-memory")
+        keys.keep_engine("vllm_gpu_memory_utilization", 0.3)
         return stack
     return replace(stack, settings=replace(stack.settings, rollout=place))
 
