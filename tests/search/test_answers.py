@@ -14,7 +14,7 @@ from shardwise import plan_training
 from shardwise.cost import Band, Efficiencies, tie_factor
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
-from shardwise.models import MLP, Attention, Block, Model, MoE
+from shardwise.models import MLP, Attention, Block, Model, MoE, load_model
 from shardwise.plans import Plan, Serving, Training
 from shardwise.records import replace
 from shardwise.search import (
@@ -327,6 +327,22 @@ def test_constants_of_deployments_moved_as_one_column_give_what_they_give_one_by
             alone = with_constant(report, name, factor)
             for field in ("ttft_seconds", "tpot_seconds", "request_seconds"):
                 assert getattr(column, field) == pytest.approx(getattr(alone, field), rel=1e-12)
+
+
+@pytest.mark.parametrize(("engine", "weights"), [("vllm==0.6.0", "fp8"), ("llama.cpp", "nvfp4")])
+def test_constants_are_moved_of_rates_that_are_shares_of_others(engine: str, weights: str) -> None:
+    """What quantises inputs moves a share of a bandwidth, integers have a share of a rate: of columns, columns too."""
+    report = infer(
+        load_model("llama-3.1-8b"),
+        Cluster.parse("2xl40s"),
+        Plan(tp=2),
+        Serving(batch=8, input_tokens=512, output_tokens=64, weights=weights),
+        ServingOptions(engine=engine),
+    )
+    moves = [(name, factor) for name in CONSTANTS for factor in (0.6, 1.7)]
+    for (name, factor), column in zip(moves, moved_replicas([report], moves)[0], strict=True):
+        alone = with_constant(report, name, factor)
+        assert column.request_seconds == pytest.approx(alone.request_seconds, rel=1e-12)
 
 
 def test_the_factor_at_which_a_plan_overtakes_is_found() -> None:
