@@ -18,6 +18,7 @@ from shardwise.plans.laws import (
     expert_laws,
     pipeline_laws,
     plan_problems,
+    stack_problems,
     summa_laws,
     tensor_laws,
 )
@@ -104,13 +105,15 @@ def _choices(case: TrainingCase, space: SearchSpace, fixed: dict[str, Any], n: i
     ranks = fixed["tp"] * fixed["tp2"] * fixed["cp"] * fixed["dp"]
     panels = space.panels.of(_numbers(case.model.hidden)) if summa else [1]
     batches = space.micro_batch.of(_numbers(case.job.global_batch))
+    unsharded = replace(case.plan, sharding="none", shard=1, sequence_parallel=case.stack.runs.sequence_parallel[0])
+    refused = {problem.field for problem in stack_problems(case.stack, unsharded, **case.job_words)}
+    whole = "none" in space.sharding and not case.stack.whole_table_gradient and "sharding" not in refused
     every = product(
         experts, sequence, kinds, space.sharding, panels, batches, space.recompute, _pipelines(case, space, fixed["pp"])
     )
     for (ep, etp), sp, kind, sharding, panel, micro, recompute, (schedule, vpp) in every:
-        # Weights that no other rank holds cannot be sharded: none stands for all, where shards free nothing else.
+        # Weights that no other rank holds cannot be sharded: none stands for all, where it runs and frees all there is.
         copied = fixed["dp"] * fixed["cp"] > 1 or (has_experts and ranks > ep * etp)
-        whole = "none" in space.sharding and not case.stack.whole_table_gradient
         if not copied and whole and sharding != "none":
             continue
         yield {

@@ -244,7 +244,7 @@ class PlanGrid:
         if self.variant.copies_alone:
             return ()
         stands = whole in words and not self.case.stack.whole_table_gradient
-        return (whole,) if stands and (self.explore or runs_whole(self.case.stack, self.job)) else words
+        return (whole,) if stands and runs_whole(self.case.stack, self.case.plan, self.job) else words
 
     def _sharding_choices(self, columns: Columns) -> Any:
         return np.where(self.copied(columns), len(self.space.sharding), len(self.lone_shardings))

@@ -111,15 +111,18 @@ def _orders(space: SearchSpace, stack: Stack, problems: Problems) -> dict[str, t
     return {} if space.orders else {"orders": stack.runs.orders}
 
 
-def runs_whole(stack: Stack, job: Mapping[str, str]) -> bool:
-    """Return whether a framework runs a job without sharding.
+def runs_whole(stack: Stack, plan: Plan, job: Mapping[str, str]) -> bool:
+    """Return whether a framework runs a job with the choices of a plan, but without sharding.
 
     >>> from shardwise.plans import find_stack
-    >>> [runs_whole(find_stack("megatron"), {"precision": name}) for name in ("bf16", "bf16-masters16-moments16")]
+    >>> megatron, offloaded = find_stack("megatron"), Plan(offload=("optimizer",))
+    >>> [runs_whole(megatron, Plan(), {"precision": name}) for name in ("bf16", "bf16-masters16-moments16")]
     [True, False]
+    >>> runs_whole(megatron, offloaded, {})
+    False
     """
-    plan = Plan(sequence_parallel=stack.runs.sequence_parallel[0])
-    return not any(problem.field == "sharding" for problem in stack_problems(stack, plan, **job))
+    whole = replace(plan, sharding="none", shard=1, sequence_parallel=stack.runs.sequence_parallel[0])
+    return not any(problem.field == "sharding" for problem in stack_problems(stack, whole, **job))
 
 
 def stack_law(stack: Stack, job: Mapping[str, str]) -> Law:

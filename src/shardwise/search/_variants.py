@@ -94,7 +94,7 @@ def _grids_of(
         for plan, stack, own in details:
             seen += [stack.partition] if stack.partition not in seen else []
             before = tuple(seen[: seen.index(stack.partition)])
-            whole = "parameters" not in plan.offload and any(runs_whole(s, one.job_words) for s in unsharded)
+            whole = "parameters" not in plan.offload and any(runs_whole(s, plan, one.job_words) for s in unsharded)
             alone = whole and plan.sharding != Plan().sharding
             variant = Variant(choice=choice, weight=weight, partitions=before, copies_alone=alone)
             changed = replace(one, plan=plan, stack=stack)
