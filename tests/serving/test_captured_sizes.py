@@ -117,3 +117,10 @@ def test_columns_are_filled_as_numbers_are() -> None:
         counts = [1, 3, 9, 17, 100, 129, 200, 257, 300, 511, 513, 600]
         together = padded_sequences(case, sizes, np.array(counts, float), 1)
         assert together.tolist() == [padded_sequences(case, sizes, count, 1) for count in counts]
+
+
+@pytest.mark.parametrize(("engine", "batch", "said"), [("vllm", 9, "16"), ("vllm", 16, ""), ("vllm-eager", 9, "")])
+def test_an_answer_says_as_how_many_its_steps_run(engine: str, batch: int, said: str) -> None:
+    """What is added to a batch is among what was assumed, and nothing where nothing is."""
+    notes = ask(EXPERTS, Serving(batch=batch), Plan(), "h100-sxm-80gb", engine=engine).evaluation.notes
+    assert [one.split()[4] for one in notes if "captured size" in one] == [said] * bool(said)

@@ -14,6 +14,7 @@ from shardwise.ledger.traced import named
 from shardwise.records import dataclass, replace
 from shardwise.serving._burst import burst_notes
 from shardwise.serving._cache import SequenceCache, breakpoints
+from shardwise.serving._captured import captured_notes
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
 from shardwise.serving._ledger import EngineStep, StepLedger, step_ledger
@@ -264,6 +265,7 @@ def evaluate(case: ServingCase, sizes: ServingSizes[X], costs: EngineCostModel[X
         family=costs.rates.family,
         notes=(
             *routing_notes(case.model),
+            *captured_notes(case, sizes),
             *costs.rates.assumptions,
             *(note for _, one in costs.narrow for note in one.assumptions),
             *costs.network.assumptions,

@@ -76,6 +76,17 @@ def padded_sequences(case: ServingCase, sizes: ServingSizes[X], sequences: X, to
     return filled if most is None else above(sequences, most, sequences, minimum(filled, maximum(most, sequences)))
 
 
+def captured_notes(case: ServingCase, sizes: ServingSizes[X]) -> tuple[str, ...]:
+    """Return how many sequences the decode steps of a batch are run as, nothing where it has a captured size."""
+    batch: object = sizes.batch
+    if not isinstance(batch, (int, float)) or not case.job.output_tokens or not case.job.use_kv_cache:
+        return ()
+    rows: object = padded_sequences(case, sizes, sizes.batch, 1 + case.job.num_speculative_tokens)
+    if rows == batch:
+        return ()
+    return (f"decode steps run as {rows:.4g} sequences: {case.engine.brand} fills {batch:g} up to a captured size",)
+
+
 def routed_share(case: ServingCase, sizes: ServingSizes[X], share: X) -> X | float:
     """Return the share of the rows of a padded step that go to experts, of which a `share` are sequences."""
     routes = case.engine.graphs.routes_padding
