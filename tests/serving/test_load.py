@@ -1102,3 +1102,15 @@ def test_tensorrt_llm_told_to_cut_prompts_holds_no_answer_for_a_whole_one(also: 
     assert whole.policy.step_tokens > 8000 > cut.policy.step_tokens == 2048
     assert cut.latencies["itl"]["p99"] < 0.6 * whole.latencies["itl"]["p99"]
     assert cut.policy.reserved_share == whole.policy.reserved_share == 1.0
+
+
+def test_the_limit_of_sglang_itself_takes_no_memory_for_sampling() -> None:
+    """Its cache bounds who runs: four thousand sequences of a large vocabulary are not refused where none would run."""
+    load = Workload(
+        input_tokens=Length(mean=22), output_tokens=Length(mean=256), arrivals=Arrivals(kind="closed", users=8)
+    )
+    options = LoadOptions(serving=ServingOptions(engine="sglang-0.5.11"))
+    question = load_model("qwen3-8b"), Cluster.parse("1xa10g-24gb"), Plan(), load
+    report = serve(*question, Serving(memory_fraction=0.85), options)
+    assert report.fits
+    assert report.base.kv_cache_tokens > 20_000

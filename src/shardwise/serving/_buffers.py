@@ -13,6 +13,7 @@ from shardwise.ledger.traced import named
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._ledger import StepLedger
+from shardwise.serving._policy import limits_of
 from shardwise.serving._sizes import ServingSizes
 
 
@@ -82,6 +83,18 @@ def image_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
     """
     tokens = case.profiled.step_tokens * bool(case.tower_parameters)
     return named(0 * sizes.tp + case.activation_bytes * case.model.hidden * tokens, "encoded images")
+
+
+def sampled_sequences(case: ServingCase) -> int:
+    """Return the sequences for whose sampling an engine has memory: of its profile, or as many as it is told.
+
+    SGLang keeps none for those that it may run: its cache is a share of the memory, whatever their number, and bounds
+    them long before (0.5.23 python/sglang/srt/mem_cache/kv_cache_configurator.py).
+    """
+    asked = case.profiled.sequences
+    if case.engine.memory.budget != "static":
+        return asked
+    return min(asked, limits_of(case.engine.name, case.cluster.device).set_aside)
 
 
 def sampling_bytes(case: ServingCase, sequences: X, kept: X) -> X:

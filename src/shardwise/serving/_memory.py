@@ -24,6 +24,7 @@ from shardwise.serving._buffers import (
     expert_bytes,
     image_bytes,
     rotary_bytes,
+    sampled_sequences,
     sampling_bytes,
     static_bytes,
     tower_bytes,
@@ -346,7 +347,7 @@ def stage_bytes(
         activations = named(
             static_bytes(case, sizes), "buffers of a pass", dict(engine.sources)["memory.static_buffers"]
         )
-    sequences = maximum(sizes.batch, case.profiled.sequences)
+    sequences = maximum(sizes.batch, sampled_sequences(case))
     if case.model.generates:
         sampling = sampling_bytes(case, stage.ends * sequences, model.beside_sampling + kept)
     else:
