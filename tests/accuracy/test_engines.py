@@ -64,6 +64,8 @@ from shardwise.serving.load import limits_of
         ({"engine": "vllm", "engine_version": "Nov 2024"}, "h100-sxm-80gb", "vllm-v0"),
         ({"engine": "vllm", "engine_version": "0.8.3", "notes": "core=v0"}, "h100-sxm-80gb", "vllm-v0"),
         ({"engine": "sglang", "engine_version": "0.5.16", "notes": "prefix_cache=on"}, "h200-sxm-141gb",
+         "sglang-0.5.21-prefix-cache"),
+        ({"engine": "sglang", "engine_version": "0.5.22", "notes": "prefix_cache=on"}, "h200-sxm-141gb",
          "sglang-prefix-cache"),
         ({"engine": "sglang", "engine_version": "0.5.10.post1"}, "gb300", "sglang-0.5.11"),
         ({"engine": "sglang", "engine_version": "0.5.11", "notes": "prefix_cache=on"}, "gb300",

@@ -23,7 +23,8 @@ _SGLANG = "docker run --gpus all lmsysorg/sglang:{} python3 -m sglang.launch_ser
         (_VLLM.format("v0.11.0") + " --enforce-eager", "h100-sxm-80gb", "vllm-2025-eager"),
         (_VLLM.format("v0.25.0") + " --no-async-scheduling", "h100-sxm-80gb", "vllm-0.26"),
         (_SGLANG.format("v0.5.4", "meta-llama/Llama-3.1-8B"), "h100-sxm-80gb", "sglang-0.5.7"),
-        (_SGLANG.format("v0.5.20", "meta-llama/Llama-3.1-8B"), "h100-sxm-80gb", "sglang"),
+        (_SGLANG.format("v0.5.20", "meta-llama/Llama-3.1-8B"), "h100-sxm-80gb", "sglang-0.5.21"),
+        (_SGLANG.format("v0.5.23", "meta-llama/Llama-3.1-8B"), "h100-sxm-80gb", "sglang"),
     ],
 )
 def test_a_stated_release_chooses_the_engine(launch: str, device: str, engine: str, tmp_path: Path) -> None:

@@ -1114,3 +1114,17 @@ def test_the_limit_of_sglang_itself_takes_no_memory_for_sampling() -> None:
     report = serve(*question, Serving(memory_fraction=0.85), options)
     assert report.fits
     assert report.base.kv_cache_tokens > 20_000
+
+
+def test_a_step_more_runs_in_older_sglang_after_the_last_answer() -> None:
+    """One user who asks again at once waits for a step that nobody needs; SGLang from 0.5.22 on leaves it out."""
+    load = workload(count=20, arrivals=Arrivals(kind="closed", users=1))
+    question = load_model("llama-3.1-8b"), Cluster.parse("1xa10g-24gb"), Plan(), load, Serving(weights="fp8")
+    reports = [
+        serve(*question, LoadOptions(serving=ServingOptions(engine=engine)))
+        for engine in ("sglang-0.5.21", "sglang", "sglang-synchronous")
+    ]
+    older, newest, synchronous = (one.latencies["ttft"]["p50"] for one in reports)
+    step = reports[0].latencies["itl"]["p50"]
+    assert 0.4 * step < older - newest < step
+    assert synchronous < older

@@ -76,6 +76,8 @@ class Policy:
     """Tokens that a decode pool runs again of a prompt whose cache it was sent: 1 where the first token is its own."""
     early_first_token: bool = False
     """A decode pool hands out the token that came with a cache a step before its sequence joins those that decode."""
+    overshoots: bool = False
+    """A step more runs where all have had their last token, scheduled before that was read. Engines, in the file."""
     place_first: bool = False
     """A prompt runs once the decode pool has set aside a place for its cache, which it does between two steps."""
     balance_steps: int = 0
@@ -242,6 +244,7 @@ def policy_of(engine: str, device: Device, block_tokens: int, context: int) -> P
     """
     row, limits = _policy_row(engine), limits_of(engine, device)
     words = {name: value for name, value in row.items() if name not in ("engines", "chunk_by_memory", "speculating")}
+    words["overshoots"] = re.fullmatch(row.get("overshoots", ""), engine) is not None
     tokens = _chunk(row, device) or limits.tokens(context) or context
     return Policy(**words | {"step_tokens": tokens, "max_sequences": limits.sequences, "block_tokens": block_tokens})
 

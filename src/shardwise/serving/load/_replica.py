@@ -156,8 +156,9 @@ class Replica:
         group, gathers = self.groups[0], self.batch_wait[0] > 0
         now, ran = self.now, False
         while now < self.horizon and group.take_in(now):
-            step = group.next_step(self.horizon, gathers and self._waits(group))
-            group.run(step, step.steps, step.seconds)
+            if not group.overshoot():
+                step = group.next_step(self.horizon, gathers and self._waits(group))
+                group.run(step, step.steps, step.seconds)
             self.now = now = group.now
             ran = True
         return ran

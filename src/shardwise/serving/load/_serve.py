@@ -107,6 +107,7 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
         policy = replace(policy, async_scheduling=False)
     settings = {name: getattr(options, name) for name in ("async_scheduling", "balance_steps", "receive_steps")}
     policy = replace(policy, batch_wait=options.batch_wait, **{n: v for n, v in settings.items() if v is not None})
+    policy = replace(policy, overshoots=policy.overshoots and policy.async_scheduling)
     if not policy.chunked:
         # A prompt that fills a step beside none that decode would never start beside some: no engine is set up so
         # unless somebody says it. Steps smaller than a prompt, stated or its own, are not what runs, and that is told.

@@ -71,6 +71,13 @@ class Scheduler(SchedulerState):
         spared = self.clock.left(self.now, table.linear[tokens]) * table.spared[tokens] if self.clock else 0.0
         return Step(pieces, 1, table.mixed(decoding, context, each, spared), tokens)
 
+    def overshoot(self) -> bool:
+        """Let a step pass whose sequences have all ended; False where none runs, or prompts were scheduled instead."""
+        if self.overshot <= self.now or self.decoding or self.prompts or self.waiting[0].ready <= self.decided:
+            return False
+        self._pass_time(self.overshot - self.now, 0.0)
+        return True
+
     def goes_on(self, step: Step) -> bool:
         """Return whether a step is pieces of prompts that go on, and no sequence waits for a token of it."""
         waits = self.policy.mixed and self.decoding
@@ -104,6 +111,8 @@ class Scheduler(SchedulerState):
         trace.iterations += steps
         self.unseen = (self.unseen + steps) % self.policy.receive_steps
         self._decoded(steps)
+        if self.policy.overshoots and not (self.decoding or self.prompts):
+            self.overshot = self.now + seconds
         if self.used > trace.most_cache_tokens:
             trace.most_cache_tokens = self.used
 

@@ -58,6 +58,8 @@ class SchedulerState:
         """Decode steps since the scheduler last looked for new requests."""
         self.decided = 0.0
         """When the next step was scheduled: as the step before it began, where scheduling is asynchronous."""
+        self.overshot = 0.0
+        """When the step ends in which all sequences have had their last token already."""
         self.places = policy.max_sequences
         """Sequences that may run at once, of those that all batches of a pipeline have together what is left."""
         self.others = 0
