@@ -408,3 +408,25 @@ def test_loads_of_two_pools_are_drawn_over_all_their_devices() -> None:
     curve = curve_of(report)
     assert {one.devices for one in curve} == {report.devices} == {16}
     assert len({one.capacity_per_second for one in curve}) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            "gpt-oss-120b --cpu-experts 24",
+            "36 of 36 layers and the head on the device, experts of 24 of them on cpu-generic",
+        ),
+        (
+            "llama-3.1-70b --weights q4_k_m --gpu-layers 20",
+            "19 of 80 layers and the head on the device, the rest on cpu-generic",
+        ),
+    ],
+)
+def test_a_model_split_with_the_host_is_drawn_and_told_as_such(flags: str, words: str, tmp_path: Path) -> None:
+    """The page and the plot say what lies where; "nothing split" is of a device alone."""
+    asked = ["infer", *flags.split(), "--on", "1xrtx-4090", "--engine", "llama.cpp", "--host", "cpu-generic"]
+    done = run(*asked, "--plot", str(tmp_path / "host.svg"))
+    assert words in " ".join(done.out.split())
+    drawn = " ".join((tmp_path / "host.svg").read_text(encoding="utf-8").split())
+    assert "nothing split" not in drawn and "on cpu-generic" in drawn

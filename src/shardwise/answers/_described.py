@@ -30,6 +30,19 @@ def describe(plan: Plan, policy: str = "") -> str:
     return ", ".join(words) or "one device, nothing split"
 
 
+def describe_served(report: InferReport) -> str:
+    """Return the plan of a deployment in words, or what lies on the device and on the host where they share a model."""
+    host = report.case.host
+    if host is None:
+        return describe(report.plan)
+    near, far = report.evaluation.sizes.stages
+    count, every = round(sum(near.layers)), report.case.model.num_layers
+    words = [f"{count} of {every} layers and {'the' if near.ends else 'no'} head on the device"]
+    there = [f"experts of {sum(far.experts)} of them"] if any(far.experts) else []
+    there += ["the rest"] if count < every or not near.ends else []
+    return ", ".join([*words, *([f"{' and '.join(there)} on {host.cluster.device.name}"] if there else [])])
+
+
 def placed_words(place: dict[str, int]) -> str:
     """Return in words what shares a domain of the fastest tier.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer, whole_bytes
-from shardwise.answers._described import describe
+from shardwise.answers._described import describe_served
 from shardwise.answers._energy import Energy, asked_energy, energy_lines, energy_tree
 from shardwise.answers._evidence import evidence_lines, evidence_tree, fits_at, interval_tree, show_band
 from shardwise.answers._files import command_words
@@ -253,7 +253,7 @@ def infer_page(
 def _verdict(page: Page, report: InferReport, risk: float) -> None:
     cluster, job = report.case.cluster, report.job
     word, style = show_verdict(report.fits, report.chance_to_fit, risk)
-    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {_described(report)}"
+    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe_served(report)}"
     page.label(word, title, style, "bold")
     gap = f"{show_bytes(abs(report.short_by_bytes))} {'to spare' if report.fits else 'too much'}"
     memory = report.memory
@@ -266,18 +266,6 @@ def _verdict(page: Page, report: InferReport, risk: float) -> None:
     page.note(f"{job.batch:,} {'request' if job.batch == 1 else 'requests'} at once{where}, {out}")
     if not report.fits:
         page.note(nearest_change(report), "bold")
-
-
-def _described(report: InferReport) -> str:
-    """Return the plan in words, with what lies on the host."""
-    host = report.case.host
-    if host is None:
-        return describe(report.plan)
-    near, far = report.evaluation.sizes.stages
-    count = sum(near.layers)
-    words = [f"{count} of {report.case.model.num_layers} layers and {'the' if near.ends else 'no'} head on the device"]
-    words += [f"experts of {sum(far.experts)} of them on the host"] if any(far.experts) else []
-    return ", ".join([*words, f"the rest on {host.cluster.device.name}"])
 
 
 def _reach(page: Page, report: InferReport, risk: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.answers._canvas import PALE, RED
-from shardwise.answers._described import describe
+from shardwise.answers._described import describe_served
 from shardwise.answers._plots import (
     AXES,
     Bar,
@@ -258,7 +258,7 @@ def _served_words(report: InferReport) -> list[str]:
     rate += "a request takes "
     verdict = "fits" if report.fits else "does not fit"
     form = f"{report.case.format.name}, {report.case.engine.name}"
-    return [describe(report.plan), asked + form, f"{verdict}; {rate}{show_seconds(report.request_seconds)}"]
+    return [describe_served(report), asked + form, f"{verdict}; {rate}{show_seconds(report.request_seconds)}"]
 
 
 def infer_figure(report: InferReport) -> Figure:
@@ -274,7 +274,7 @@ def compare_figure(a: TrainReport | InferReport, b: TrainReport | InferReport) -
     lines = []
     for word, report, title in (("A", a, titles[0]), ("B", b, titles[1])):
         where = "" if titles[0] == titles[1] else f"{title}: "
-        words = plan_words(report.plan) if isinstance(report, TrainReport) else describe(report.plan)
+        words = plan_words(report.plan) if isinstance(report, TrainReport) else describe_served(report)
         lines.append(f"{word}: {where}{words}")
     title = titles[0] if titles[0] == titles[1] else "Two cases"
     if isinstance(a, InferReport) and isinstance(b, InferReport):

@@ -100,7 +100,7 @@ HEADLINES: dict[str, tuple[Headline, ...]] = {
     ),
     "serve": (
         Headline("meets", "meets", _yes, _of("meets")),
-        Headline("capacity_per_second", "carries/s", _number, _of("capacity_per_second")),
+        Headline("capacity_per_second", "capacity/s", _number, _of("capacity_per_second")),
         Headline("ttft_p99_seconds", "p99 TTFT", show_seconds, _latency("ttft", "p99")),
         Headline("tpot_p99_seconds", "p99 TPOT", show_seconds, _latency("tpot", "p99")),
         Headline("usd_per_hour", "$/h", _number, _of("usd_per_hour")),
