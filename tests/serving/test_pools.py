@@ -447,3 +447,13 @@ def test_one_state_is_sent_however_many_are_kept_for_guesses() -> None:
     cases = [infer(model, cluster, Plan(), one).case for one in (job, guessing)]
     sizes = [Transfer(cluster, case, case, policy).size_bytes(1000) for case in cases]
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("dp", "says"), [(16, "must equal the 8 devices that the pool for prompts leaves of 24"), (8, "")]
+)
+def test_replicas_are_counted_on_what_the_pool_for_prompts_leaves(dp: int, says: str) -> None:
+    """Of 24 devices two groups of eight compute prompts: sixteen replicas of one device have eight left."""
+    words = f"serve deepseek-v2-lite --on 24xh200 --rate 2/s --requests 20 --dp {dp} --prefill-workers 2 --prefill-tp 8"
+    done = run(*words.split())
+    assert done.status == (2 if says else 0) and says in done.err

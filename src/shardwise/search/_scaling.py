@@ -121,7 +121,8 @@ def scaled_task(work: SearchTask, count: int) -> SearchTask:
         grid, cluster = task.grid, task.grid.case.cluster
         if count > cluster.num_devices:
             rule = f"needs {count} devices, and there are {cluster.num_devices}"
-            raise InputError([Problem("scaling", count, rule, f"ask on {count} devices, or for fewer")])
+            remedy = f"ask on as many devices as the largest of the range, or for at most {cluster.num_devices}"
+            raise InputError([Problem("scaling", count, rule, remedy)])
         within = IntRanges(tuple((low, min(high, count)) for low, high in grid.space.devices.ranges if low <= count))
         space = replace(grid.space, devices=within) if grid.space.devices.ranges else grid.space
         grids.append(replace(grid, case=replace(grid.case, cluster=part_of(cluster, count)), space=space))

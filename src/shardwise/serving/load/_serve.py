@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from shardwise.errors import InputError, Problems
 from shardwise.field_types import typed
-from shardwise.hardware import Cluster, part_of
+from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Arrivals, Plan, Serving, Workload
 from shardwise.records import dataclass, replace
@@ -26,7 +26,7 @@ from shardwise.serving.load._forms import replicas_of
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._moments import moments_of
 from shardwise.serving.load._options import LoadOptions
-from shardwise.serving.load._prefill_report import PrefillReport
+from shardwise.serving.load._prefill_report import PrefillReport, pools_of
 from shardwise.serving.load._replica import LimitWatch, uncollected
 from shardwise.serving.load._report import ServeReport
 from shardwise.serving.load._sample import REQUESTS, requests_of, sample_of, sample_of_pools
@@ -141,7 +141,7 @@ def serve(
     """
     options, job = options or LoadOptions(), job or Serving()
     workload.problems().raise_if_any()
-    decode, prefill = _parts(cluster, plan, options)
+    decode, prefill = pools_of(cluster, plan, options.prefill)
     prompt, made = workload.longest
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
     serving = options.serving.on(decode.device).caching(workload.repeats).scheduling(options.async_scheduling)
@@ -203,20 +203,6 @@ def _prefill(model: Model, cluster: Cluster, plan: Plan, job: Serving, options: 
         }
         problems = (replace(one, field=named.get(one.field, one.field)) for one in error.problems)
         raise InputError(problems) from None
-
-
-def _parts(cluster: Cluster, plan: Plan, options: LoadOptions) -> tuple[Cluster, Cluster | None]:
-    """Return the devices of the pool that decodes, and of the one before it that computes prompts."""
-    if options.prefill is None:
-        return cluster, None
-    devices, every = options.prefill.num_devices, cluster.num_devices
-    left = every - devices
-    if left < plan.tp * plan.pp:
-        problems = Problems()
-        rule = f"takes {devices} of the {every} devices, and a decode worker needs {plan.tp * plan.pp}"
-        problems.add("prefill_workers", options.prefill.dp, rule, "use fewer prefill workers, or more devices")
-        raise InputError(problems.items)
-    return part_of(cluster, left), part_of(cluster, devices)
 
 
 MOST_REPLICAS = 100_000
