@@ -167,6 +167,20 @@ def test_the_best_of_one_device_is_the_best_that_it_trains(
     assert found.best[0].step_seconds == pytest.approx(min(seconds), rel=1e-12)
 
 
+@pytest.mark.parametrize("on", ["4xb200-sxm-180gb", "4xh100-sxm-80gb"])
+@pytest.mark.parametrize("objective", ["throughput", "memory"])
+def test_one_device_among_several_counts_is_ranked_by_what_it_takes_alone(on: str, objective: str) -> None:
+    """Several devices slow each other down, one alone does not: both are timed and measured as `train` does."""
+    space = SearchSpace(devices=upto(4), tp=upto(2), pp=upto(1), cp=upto(1), micro_batch=upto(2))
+    found = _search({}, "fsdp2", on=on, space=space, objective=objective, prune=False, top=30)
+    assert {best.plan.num_devices for best in found.best} == {1, 2, 4}
+    for entry, best in zip(found.partial.top.entries, found.best, strict=True):
+        assert entry.step_seconds == pytest.approx(best.step_seconds, rel=1e-12), best.plan
+        assert entry.device_bytes == pytest.approx(best.device_bytes, rel=1e-12), best.plan
+    values = [found.value(best) for best in found.best]
+    assert values == sorted(values)
+
+
 def test_chunks_that_are_named_are_tried_where_they_cut_layers_unevenly() -> None:
     """A range holds the chunks that cut the layers evenly; those named are what `train` answers."""
     model = replace(MODELS["dense"], layers=(DENSE,) * 14)

@@ -11,6 +11,7 @@ from shardwise.answers._described import describe_placed, placed_words, placemen
 from shardwise.answers._evidence import show_band
 from shardwise.answers._page import Page, assumptions, command_lines, show_chance
 from shardwise.answers._ties import explain_ties, ties_line
+from shardwise.hardware import part_of
 from shardwise.plans import Plan
 from shardwise.plans.laws import stack_problems
 from shardwise.records import replace
@@ -169,8 +170,10 @@ def _savers(page: Page, nearest: TrainReport) -> None:
 
 def searched_on(result: TrainingResult, each: str = "{} x {}") -> str:
     """Return the clusters of a search, each as its number and kind of devices."""
-    clusters = dict.fromkeys(task.grid.case.cluster for task in result.task.tasks)
-    return " or ".join(each.format(one.num_devices, one.device.name) for one in clusters)
+    clusters = tuple(dict.fromkeys(task.grid.case.cluster for task in result.task.tasks))
+    # One device of a cluster is searched apart, and is the cluster's.
+    parts = {part_of(one, 1) for one in clusters if one.num_devices > 1}
+    return " or ".join(each.format(one.num_devices, one.device.name) for one in clusters if one not in parts)
 
 
 def _verdict(page: Page, result: TrainingResult) -> None:

@@ -14,6 +14,7 @@ from shardwise.notebook import PlainValues
 from shardwise.plans import Training
 from shardwise.records import dataclass, replace
 from shardwise.search._executor import SerialExecutor
+from shardwise.search._grid import PlanGrid
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import PlanCounts
 from shardwise.search._space import IntRanges, SearchSpace
@@ -116,17 +117,23 @@ def strong_scaling(
 
 def scaled_task(work: SearchTask, count: int) -> SearchTask:
     """Return the work of a search on the first so many devices of its cluster."""
-    grids = []
-    for task in work.tasks:
-        grid, cluster = task.grid, task.grid.case.cluster
-        if count > cluster.num_devices:
-            rule = f"needs {count} devices, and there are {cluster.num_devices}"
-            remedy = f"ask on as many devices as the largest of the range, or for at most {cluster.num_devices}"
-            raise InputError([Problem("scaling", count, rule, remedy)])
-        within = IntRanges(tuple((low, min(high, count)) for low, high in grid.space.devices.ranges if low <= count))
-        space = replace(grid.space, devices=within) if grid.space.devices.ranges else grid.space
-        grids.append(replace(grid, case=replace(grid.case, cluster=part_of(cluster, count)), space=space))
-    return task_of(grids, work.options)
+    every = [task.grid for task in work.tasks]
+    most = max(grid.case.cluster.num_devices for grid in every)
+    if count > most:
+        rule = f"needs {count} devices, and there are {most}"
+        remedy = f"ask on as many devices as the largest of the range, or for at most {most}"
+        raise InputError([Problem("scaling", count, rule, remedy)])
+    # One device alone has a grid of its own, whatever the count; those of more leave it the count of 1.
+    within = [grid for grid in every if not grid.space.devices.ranges or min(grid.space.devices.ranges)[0] <= count]
+    return task_of([_scaled(grid, count) for grid in within or every], work.options)
+
+
+def _scaled(grid: PlanGrid, count: int) -> PlanGrid:
+    """Return a grid of at most so many devices."""
+    cluster, devices = grid.case.cluster, grid.space.devices
+    within = IntRanges(tuple((low, min(high, count)) for low, high in devices.ranges if low <= count))
+    case = replace(grid.case, cluster=part_of(cluster, min(count, cluster.num_devices)))
+    return replace(grid, case=case, space=replace(grid.space, devices=within))
 
 
 def scaled_rows(

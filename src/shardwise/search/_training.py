@@ -100,7 +100,7 @@ class SearchTask:
     @property
     def exhaustive(self) -> bool:
         """Whether every plan that fits is timed: limits are counted exactly, and lost time is in no bound."""
-        lossy = (self.limits.lossy or self.limits.generation) and len(self.grid.device_counts) > 1
+        lossy = (self.limits.lossy or self.limits.generation) and self.grid.space.devices.ranges
         return bool(not self.options.prune or self.limits.asked or lossy)
 
     @property

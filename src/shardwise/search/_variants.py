@@ -10,14 +10,14 @@ from itertools import product
 from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, part_of
 from shardwise.plans import SETTING_WORDS, Plan, Stack, divisors, find_precision, find_sharding, sharding_stack
 from shardwise.plans.laws import plan_problems, stack_problems
 from shardwise.records import replace
 from shardwise.search._grid import PlanGrid, Variant
 from shardwise.search._launch import runs_whole, within
 from shardwise.search._options import SearchOptions
-from shardwise.search._space import SearchSpace
+from shardwise.search._space import IntRanges, SearchSpace
 from shardwise.training import Question, TrainingCase, placed_problems, question_problems
 
 _DETAILS = ("offload", "modules", "recompute", "recompute_layers")
@@ -91,20 +91,35 @@ def _grids_of(
         if options.objective == "cost":
             weight *= (one.cluster.usd_per_device_hour or 1.0) / (first.cluster.usd_per_device_hour or 1.0)
         seen = list[str]()
-        for plan, stack, own in details:
+        parts = _one_and_more(one.cluster, space.devices)
+        for (plan, stack, own), (cluster, devices) in product(details, parts):
             seen += [stack.partition] if stack.partition not in seen else []
             before = tuple(seen[: seen.index(stack.partition)])
             whole = "parameters" not in plan.offload and any(runs_whole(s, plan, one.job_words) for s in unsharded)
             alone = whole and plan.sharding != Plan().sharding
             variant = Variant(choice=choice, weight=weight, partitions=before, copies_alone=alone)
-            changed = replace(one, plan=plan, stack=stack)
+            changed = replace(one, plan=plan, stack=stack, cluster=cluster)
             if plan.offload and (problems := _wrong(changed)):
                 wrong += problems
                 continue
-            grids.append(PlanGrid(case=changed, space=own, explore=explore, variant=variant))
+            grids.append(PlanGrid(case=changed, space=replace(own, devices=devices), explore=explore, variant=variant))
     if not grids:
         raise InputError(dict.fromkeys(wrong))
     return grids
+
+
+def _one_and_more(cluster: Cluster, devices: IntRanges) -> list[tuple[Cluster, IntRanges]]:
+    """Return parts of a cluster with counts of devices: one alone is not slowed as several are, and has its own grid.
+
+    >>> from shardwise.search._space import upto
+    >>> [(part.num_devices, counts.ranges) for part, counts in _one_and_more(Cluster.parse("8xh100"), upto(4))]
+    [(8, ((2, 4),)), (1, ((1, 1),))]
+    """
+    if cluster.num_devices == 1 or not devices.ranges or not devices.of([1]):
+        return [(cluster, devices)]
+    more = IntRanges(tuple((max(low, 2), high) for low, high in devices.ranges if high > 1))
+    alone = part_of(cluster, 1), IntRanges(((1, 1),))
+    return [(cluster, more), alone] if more.ranges else [alone]
 
 
 def _choices(
