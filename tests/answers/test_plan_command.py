@@ -221,7 +221,10 @@ _EMPTY = [
     ("infer llama-3.1-8b --on 8xh100 --tp 8 --dp 2", "with tp, dp as given no product of degrees is the 8 devices"),
     ("train mixtral-8x7b --on 8xh100 --global-batch 64 --ep 3", "ep = 3: must divide the 8 devices"),
     ("train llama-3.1-8b --on 64xh100 --global-batch 64 --tp 3", "tp = 3: must divide the 64 devices; use one of 1, 2"),
-    ("train llama-3.1-8b --on 8xh100 --global-batch 64 --vpp 5..7 --pp 2", "vpp = 5..7: must cut the 32 layers evenly"),
+    (
+        "train llama-3.1-8b --on 8xh100 --global-batch 64 --vpp 5..7 --pp 2",
+        "vpp = '5..7': must cut the 32 layers evenly",
+    ),
     (
         "train llama-3.1-8b --on 8xh100 --global-batch 64 --micro-batch 3",
         "micro_batch = 3: must divide the global batch",
