@@ -126,3 +126,29 @@ def test_weights_of_narrow_products_have_copies(device: str, recipe: str, stored
     ]  # fmt: skip
     matrices = 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336) // 8
     assert held[1] - held[0] == more * matrices
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    ("device", "base", "width"),
+    [("h100", "fp8", 1 + 4 / 16384), ("b200", "fp8", 1 + 4 / 16384), ("b200", "nvfp4", 2 * (0.5 + 1 / 16))],
+)
+def test_frozen_narrow_weights_have_no_copies(device: str, stored: bool, base: str, width: float) -> None:
+    """Whatever settings say of weights that train; products of NVFP4 read a weight by rows and by columns apart."""
+    model = load_model("llama-3.1-8b")
+    stack = replace(find_stack("megatron"), settings=Settings(fp8_param_gather=stored))
+    job = Training(seq_len=4096, global_batch=1, adapter="lora", base=base, precision={"nvfp4": "fp4"}.get(base, base))
+    wide = replace(job, base="bf16", precision="bf16")
+    options = TrainingOptions(stack=stack)
+    held, plain = (train(model, Cluster.parse(f"1x{device}"), Plan(), j, options).memory.weights for j in (job, wide))
+    assert plain - held == pytest.approx((2 - width) * 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336), rel=1e-6)
+
+
+def test_frozen_weights_have_no_gradients_that_stand_in() -> None:
+    """Under LoRA of q to o modules hold empty gradients of two pairs of thin weights alone."""
+    stack, job = find_stack("megatron"), Training(seq_len=4096, global_batch=1, adapter="lora", rank=8)
+    job = replace(job, targets=("q", "k", "v", "o"))
+    report = train(load_model("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(), job, TrainingOptions(stack=stack))
+    thin = 8 * (4096 + (4096 + 2 * 1024)) + 8 * (4096 + 4096)
+    (stage,) = report.evaluation.memory
+    assert stage.framework == 2 * thin

@@ -421,16 +421,17 @@ def test_a_matrix_takes_the_bytes_of_its_format(base: str, expected: int) -> Non
     assert base_bytes(find_base(base), 4096 * 4096, 4096) == expected
 
 
-def test_only_products_of_more_bits_widen_frozen_weights() -> None:
-    """Products of fp8 read fp8 weights as they are; those of 16 bits make 16 bits of them before each pass."""
+@pytest.mark.parametrize(("base", "reads", "moved"), [("fp8", "fp8", 3), ("nvfp4", "fp4", 2.5625)])
+def test_only_products_of_more_bits_widen_frozen_weights(base: str, reads: str, moved: float) -> None:
+    """Products of their own type read weights as they are; those of 16 bits make 16 bits of them before each pass."""
     model, stack = Model.load("llama-3.1-8b"), find_stack("megatron-bridge")
-    tuning = tuning_of(Training(seq_len=1, global_batch=1, adapter="lora", base="fp8"), stack)
+    tuning = tuning_of(Training(seq_len=1, global_batch=1, adapter="lora", base=base), stack)
     widened = {}
-    for dtype in ("bf16", "fp8"):
+    for dtype in ("bf16", reads):
         y = layout({"dtype": dtype}, "megatron-bridge", tuning=tuning)
         widened[dtype] = sum(op.widened_bytes for op in block_ops(y, model.layers[0], model.hidden))
-    assert widened["fp8"] == 0
-    assert widened["bf16"] == 3 * (41943040 + 3 * 4096 * 14336)
+    assert widened[reads] == 0
+    assert widened["bf16"] == moved * (41943040 + 3 * 4096 * 14336)
 
 
 def _narrow(base: str, **stack: bool) -> list[tuple[str, int]]:

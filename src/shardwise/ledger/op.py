@@ -45,7 +45,7 @@ class Weight(Generic[X]):
     `expert` weights follow the expert axes. `shape` is that of the tensor on this rank, () for a vector. `role` is that
     of the operator that multiplies by it, and "embedding" of the table of token embeddings alone. `stored_bytes` are
     those of a frozen weight, in its own format, of which `apart_bytes` lie beside the tensor, so that nothing shards or
-    moves them; those of an `adapter` have a type of their own.
+    moves them; those of an `adapter` have a type of their own. A `packed` one is stored in fewer than 16 bits.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Weight(Generic[X]):
     stored_bytes: X | float = 0
     apart_bytes: X | float = 0
     adapter: bool = False
+    packed: bool = False
     module: Module = ""
 
 

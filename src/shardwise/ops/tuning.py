@@ -141,16 +141,16 @@ def frozen(y: Layout[X], tuning: Tuning, op: Op[X]) -> Op[X]:
         trained = part and (w.kind != "embedding" or w.role == "embedding")
         if not trained or tuning.copies:
             stored_bytes = stored(tuning, op, w)
-            scaled = tuning.scales_apart and quantised(tuning, op, w)
-            apart = stored_bytes - packed_bytes(tuning.base, w.elements) if scaled else 0
-            weights.append(replace(w, trainable=False, stored_bytes=stored_bytes, apart_bytes=apart))
+            packed = tuning.base.narrow and quantised(tuning, op, w)
+            apart = stored_bytes - packed_bytes(tuning.base, w.elements) if tuning.scales_apart and packed else 0
+            weights.append(replace(w, trainable=False, stored_bytes=stored_bytes, apart_bytes=apart, packed=packed))
         if trained:
             # The copy is no second weight of the model.
             weights.append(replace(w, name=f"{w.name} copy") if tuning.copies else w)
     without_gradients = replace(op, weights=tuple(weights))
     matrices = [w for w in op.weights if quantised(tuning, op, w)]
-    # Products of 8 bits read weights of 8 bits as they are stored.
-    if not matrices or part or not tuning.base.widened_bytes or tuning.base.name == op.dtype:
+    # Products of 8 bits read weights of 8 bits as they are stored, those of 4 bits NVFP4.
+    if not matrices or part or not tuning.base.widened_bytes or tuning.base.read_by == op.dtype:
         return without_gradients
     elements = total((w.elements for w in matrices), 0 * y.tokens)
     experts, layers_of_one = _in_a_loop(y, op, matrices[0])
@@ -230,7 +230,8 @@ def stored(tuning: Tuning, op: Op[X], w: Weight[X]) -> X:
     if not tuning.base.narrow:
         return w.elements * (tuning.base.bits / 8)
     if quantised(tuning, op, w):
-        return base_bytes(tuning.base, w.elements, w.shape[0] if w.shape else 0, len(op.parts) or 1)
+        bytes_of_one = base_bytes(tuning.base, w.elements, w.shape[0] if w.shape else 0, len(op.parts) or 1)
+        return bytes_of_one * (tuning.base.read_copies if tuning.base.read_by == op.dtype else 1)
     own = tuning.expert_bytes if op.kind == "grouped" else 0
     return w.elements * (own or tuning.rest_bytes or 2)
 

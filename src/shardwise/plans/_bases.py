@@ -19,7 +19,8 @@ class BaseFormat:
     takes as long as `decoding_flops` of vectors; with `keeps_widened` autograd keeps the 16 bits for the input
     gradient. `bitsandbytes` has products of its own for it, which with `keeps_inputs` keep their input in all its
     releases, whatever trains. With `rest_as_is` peft casts nothing beside it
-    (peft utils/other.py prepare_model_for_kbit_training).
+    (peft utils/other.py prepare_model_for_kbit_training). GEMMs of type `read_by` read it as it is stored, then
+    `read_copies` times: for both passes apart where they take no turned operands.
     """
 
     name: str
@@ -37,6 +38,8 @@ class BaseFormat:
     bitsandbytes: bool = False
     keeps_inputs: bool = False
     rest_as_is: bool = False
+    read_by: str = ""
+    read_copies: int = 1
     source: str = ""
 
     @property

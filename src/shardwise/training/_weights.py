@@ -110,10 +110,9 @@ def elements(ops: Sequence[Op[X]], zero: X, adapter: bool = False) -> ParameterC
 
 
 def narrow_elements(ops: Sequence[Op[X]], zero: X) -> X:
-    """Return the elements of the matrices of GEMMs of fewer than 16 bits, on one rank."""
-    return total(
-        (w.elements for o in ops if is_narrow(o) for w in o.weights if w.kind == "matrix" and not w.adapter), zero
-    )
+    """Return the elements of the matrices of GEMMs of fewer than 16 bits, on one rank, that are stored in more."""
+    wide = (w for o in ops if is_narrow(o) for w in o.weights if w.kind == "matrix" and not (w.adapter or w.packed))
+    return total((w.elements for w in wide), zero)
 
 
 def tensor_sides(ops: Sequence[Op[X]]) -> dict[tuple[bool, bool], tuple[tuple[X, X, X], ...]]:
@@ -152,10 +151,11 @@ def newton_schulz_flops(ops: Sequence[Op[X]], expert: bool, zero: X, adapter: bo
 def gradient_shapes(ops: Sequence[Op[X]]) -> dict[str, X]:
     """Return the elements of the gradient of one weight of each GEMM, by operator; of one expert where grouped.
 
-    The router is no linear module (Megatron-LM core/transformer/moe/router.py).
+    The router is no linear module (Megatron-LM core/transformer/moe/router.py), and a frozen weight has no gradient.
     """
     return {
         op.name: op.columns * op.inner
         for op in ops
         if op.kind in ("matmul", "grouped") and op.role != "router" and op.region != CORE
+        if not op.weights or any(w.trainable for w in op.weights)
     }
