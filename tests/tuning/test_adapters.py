@@ -366,6 +366,26 @@ def test_tensor_parallel_ranks_share_every_adapter(method: str, tp: int) -> None
     assert held * tp == 16 * ((4096 + 6144) + (4096 + 4096) + (4096 + 28672) + (14336 + 4096))
 
 
+@pytest.mark.parametrize(
+    ("sp", "exchanges", "rows", "verbs", "width"),
+    [(False, False, 4096, ["all_gather"], 4096), (True, False, 1024, ["all_gather"] * 2, 4096),
+     (True, True, 1024, ["all_to_all"] * 2, 1024)],
+)  # fmt: skip
+def test_a_row_parallel_layer_adds_the_adapter_of_its_own_tokens(
+    sp: bool, exchanges: bool, rows: int, verbs: list[str], width: int
+) -> None:
+    """Under sequence parallelism a rank scatters the gathered result and gathers its gradient, or exchanges both."""
+    job = Training(seq_len=4096, global_batch=1, adapter="lora", targets=("o",))
+    stack, model = replace(find_stack("megatron-bridge"), exchanges_adapters=exchanges), Model.load("llama-3.1-8b")
+    y = layout({"B": 1, "S": 4096}, "megatron-bridge", tp=4, sequence_parallel=sp, tuning=tuning_of(job, stack))
+    y = lay_out(y.degrees, y.work, replace(y.choices, stack=stack))
+    ops = {op.name: op for op in block_ops(y, model.layers[0], model.hidden)}
+    both = (*ops["out.lora_B"].forward, *ops["out.lora_B"].backward)
+    sent = [m for m in both if m.tensor.startswith("adapter output")]
+    assert [(m.verb, m.size_bytes) for m in sent] == [(verb, 2 * 4096 * width) for verb in verbs]
+    assert ops["out.add"].forward_bytes == 2 * 5 * rows * 4096
+
+
 def test_adapters_cost_a_third_less_than_full_training() -> None:
     """Frozen products have no weight gradient: 4 FLOPs a parameter and token where full training has 6."""
     model = Model.load("llama-3.1-8b")

@@ -104,11 +104,13 @@ def _messages(y: Layout[X], op: Op[X], module: AdaptedLinear[X], r: int) -> tupl
     """Return the messages of A and of B under tensor parallelism: r columns a token, and the input gradient of A.
 
     Beside a layer split by outputs A is split by rank and gathered; beside one split by inputs A is too and summed, and
-    B is split by outputs and gathered.
+    B is split by outputs and gathered. Under sequence parallelism a rank takes its tokens of that result, whose
+    gradient is gathered, or both are exchanged (NeMo collections/llm/peft/utils.py ParallelLinearAdapter:
+    scatter_to_sequence_parallel_region, all2all_hp2sp).
     """
     if not op.split:
         return {}, {}
-    T = op.rows
+    T, sp = op.rows, y.choices.sequence_parallel
 
     def sent(verb: Any, width: X | float, tensor: str, of: Gradient = "either") -> Collective[X]:
         return Collective(
@@ -117,16 +119,24 @@ def _messages(y: Layout[X], op: Op[X], module: AdaptedLinear[X], r: int) -> tupl
 
     low, back = sent("all_gather", r, "adapter"), sent("all_reduce", r, "adapter gradient", "input")
     if op.split == "inputs":
-        out = sent("all_gather", module.columns, "adapter output")
-        return {"forward": (sent("all_reduce", r, "adapter"),)}, {"forward": (out,), "backward": (back,)}
-    verb = "reduce_scatter" if y.choices.sequence_parallel else "all_reduce"
-    gradient = sent(verb, op.inner, "adapter input gradient", "input")
+        exchanged = sp and y.stack.exchanges_adapters
+        verb = "all_to_all" if exchanged else "all_gather"
+        width = divide(module.columns, y.degrees.tp) if exchanged else module.columns
+        out, gathered = sent(verb, width, "adapter output"), sent(verb, width, "adapter output gradient")
+        behind = (gathered, back) if sp else (back,)
+        return {"forward": (sent("all_reduce", r, "adapter"),)}, {"forward": (out,), "backward": behind}
+    gradient = sent("reduce_scatter" if sp else "all_reduce", op.inner, "adapter input gradient", "input")
     return {"forward": (low,), "backward": (gradient,)}, {"backward": (back,)}
 
 
 def added(y: Layout[X], tuning: Tuning, op: Op[X], module: AdaptedLinear[X], delta: str) -> Op[X]:
-    """Return what scales an adapter's result and adds it to the layer's; in fp32 the sum is cast back."""
+    """Return what scales an adapter's result and adds it to the layer's; in fp32 the sum is cast back.
+
+    Under sequence parallelism a rank has its tokens of what a layer that is split by inputs makes.
+    """
     elements, w = op.rows * module.columns, y.a if tuning.autocast else tuning.width
+    if op.split == "inputs" and y.choices.sequence_parallel:
+        elements = divide(elements, y.degrees.tp)
     wider = w != y.a
     moved = (2 * w + (y.a + 2 * w) + (w + y.a if wider else 0), 2 * w + (y.a + w if wider else 0))
     return step(

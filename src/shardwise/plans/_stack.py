@@ -146,12 +146,13 @@ class Stack:
     adapter_autocast: bool
     """Products of adapters take 16-bit copies of fp32 ones and of their input (torch.autocast)."""
     adapter_kernels: Literal["", "sft", "no dropout"]
-    """Where LoRA runs in functions of the framework's own: in supervised fine-tuning, or without dropout. They keep one
-    16-bit input for the layers that share it, and of a gated feed-forward what enters its activation alone."""
+    """Where LoRA runs in its own functions, which keep one 16-bit input for layers that share it, of GLUs theirs."""
     loss_brings_layers: bool
     """Its fused linear cross entropy is a switch of Liger's, which brings norms, activations and rotary embeddings."""
     adapter_joint: bool
     """Queries, keys and values, and gate and up, have one adapter where they are one GEMM of the framework."""
+    exchanges_adapters: bool
+    """Sequence parallelism exchanges results of adapters behind row-parallel layers all to all, and gathers none."""
     keeps_narrow_inputs: bool
     """Products of bitsandbytes with narrow frozen weights keep their input."""
     holds_narrow_inputs: bool
