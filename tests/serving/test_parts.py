@@ -43,6 +43,25 @@ def test_a_format_of_experts_is_of_linear_layers_where_there_are_none() -> None:
     assert ask("gpt-oss-20b", job, device="b200-sxm-180gb").case.format.name == "mxfp4"
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_inputs_of_mxfp4_are_narrow_where_the_device_multiplies_them(engine: str) -> None:
+    """Files of Quark have inputs in 4 bits on CDNA 4, in every part; gpt-oss's own have not, and no earlier device.
+
+    Prompts of Llama-3.1-405B take less than four times what the peak of 4-bit floats allows.
+    """
+    job = Serving(batch=64, input_tokens=1024, output_tokens=1024, weights="mxfp4")
+    asked = {
+        (name, on): ask(load_model(name), job, device=on, engine=find_engine(engine))
+        for name, on in (("llama-3.1-405b", "mi355x"), ("qwen3-coder-480b-a35b", "mi355x"), ("gpt-oss-20b", "mi355x"))
+    }
+    assert [one.case.compute for one in asked.values()] == ["fp4", "fp4", "bf16"]
+    dense = asked["llama-3.1-405b", "mi355x"]
+    assert {one.compute for one in dense.case.format.narrow} == {"fp4"}
+    assert ask(load_model("llama-3.1-70b"), job, device="mi300x", engine=find_engine(engine)).case.compute == "bf16"
+    flops = 64 * 1024 * 2 * 405e9 / 10.07e15
+    assert flops < dense.ttft_seconds < 4 * flops
+
+
 def test_parts_of_a_checkpoint_have_their_own_bytes() -> None:
     """Nemotron-3 Super in NVFP4, with the layer that predicts, has the 74.80 GiB of its published files within 2 %.
 

@@ -11,15 +11,16 @@ from typing import Any
 
 from shardwise.cost import Efficiencies, family_of
 from shardwise.errors import InputError, Problems
-from shardwise.hardware import Cluster, Device
+from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, divisors, one_of, split_layers
 from shardwise.plans.laws import domain_problems, field_problems, law_problems
 from shardwise.records import dataclass, replace
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._engine_memory import pool_notes
-from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format, recipe_of
+from shardwise.serving._formats import WeightFormat, cache_bytes
 from shardwise.serving._gguf import mixed
+from shardwise.serving._job_formats import formats_of
 from shardwise.serving._jobs import job_problems
 from shardwise.serving._layout import over_devices, stages_together, with_experts
 from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
@@ -193,41 +194,6 @@ def complete_plan(question: ServingQuestion, problems: Problems, notes: list[str
     return replace(legal, sequence_parallel=False)
 
 
-def _formats(
-    question: ServingQuestion, device: Device, problems: Problems, notes: list[str]
-) -> tuple[WeightFormat, str, str]:
-    """Return the weight format, the type of other GEMMs and the type of the format's GEMMs on a device."""
-    form = find_format("bf16")
-    with problems.collect():
-        form = find_format(question.job.weights or checkpoint_format(question.model.quantization).name)
-    if question.job.weights:
-        form, why = recipe_of(form, question.model)
-        notes += [f"weights {form.name}: {why}"] * bool(why)
-    if not question.job.weights and question.model.quantization:
-        notes.append(f"weights {form.name}: the checkpoint is quantised ({question.model.quantization})")
-    rates = device.matrix_flops
-    wide = "fp32" if form.bits == 32 else "fp16" if question.job.weights in ("fp16", "float16") else "bf16"
-    if wide not in rates and wide != "fp32":
-        other = "fp16" if wide == "bf16" else "bf16"
-        # llama.cpp multiplies 16-bit and narrower weights on any processor.
-        widens = question.runs
-        other = "fp32" if widens.operators.splits_with_host and other not in rates and "fp32" in rates else other
-        notes.append(f"{other} GEMMs: {device.name} has no rate for {wide}")
-        wide = other
-    with problems.collect():
-        device.peak_flops(wide)
-    narrow = question.job.compute or form.compute or wide
-    if narrow in ("bf16", "fp16") and not question.job.compute:
-        narrow = wide
-    if question.job.compute:
-        with problems.collect():
-            device.peak_flops(narrow)
-    elif narrow not in rates:
-        notes.append(f"{form.name} weights are widened to {wide} in the GEMM: {device.name} has no rate for {narrow}")
-        narrow = wide
-    return form, wide, narrow
-
-
 def _with_usual_cache(question: ServingQuestion, engine: Engine, notes: list[str]) -> ServingQuestion:
     """Return the question with the engine's own format of the cache where nobody says one."""
     family = family_of(question.cluster.device)
@@ -330,15 +296,16 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     if question.job.shard_weights and plan.ep * plan.etp > plan.tp:
         rule = "spreads experts over replicas, whose weights then have fewer copies"
         problems.add("shard_weights", True, rule, "leave it out, or keep experts within tp")
-    form, wide, narrow = _formats(question, question.cluster.device, problems, notes)
-    family = family_of(question.cluster.device)
+    device = question.cluster.device
+    form, wide, narrow = formats_of(question.job, question.model, engine, device, problems, notes)
+    family = family_of(device)
     unlaunched = engine.layouts.refused(engine.title, question.model, plan, form.name, family)
     notes += [f"{engine.title} does not launch this layout: {one}" for one in unlaunched.items]
     element = 2.0
     with problems.collect():
         element = cache_bytes(question.job.kv_cache or ("fp32" if form.bits == 32 else "bf16"))
     problems.items += speculation_problems(question.job, question.model).items
-    problems.items += engine.refused_formats(form.name, question.job.kv_cache, question.cluster.device).items
+    problems.items += engine.refused_formats(form.base, question.job.kv_cache, device).items
     problems.raise_if_any()
     draft = draft_of(question.job, question.model)
     form = engine.quantisation.experts_of(form, family) if form.scope == "experts" else mixed(form, question.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -133,6 +134,8 @@ class EngineQuantisation:
     """Share of what 16-bit GEMMs stream at which they read weights, by family of devices."""
     widened_formats: tuple[tuple[str, str], ...] = ()
     """Formats whose linear layers widen weights in a kernel on devices that have their rate: (format, family)."""
+    narrow_inputs: tuple[tuple[str, str, str, str], ...] = ()
+    """Formats whose GEMMs take narrow inputs too on some devices alone: (format, family, models, type of the GEMMs)."""
     block_shares: tuple[tuple[str, float], ...] = ()
     """Shares of the peak that GEMMs in 8-bit blocks reach in a kernel that it is told to run, by family of devices."""
     block_tile_seconds: tuple[tuple[str, float], ...] = ()
@@ -145,6 +148,22 @@ class EngineQuantisation:
     def widens(self, form: WeightFormat, family: str) -> bool:
         """Return whether linear layers in a format multiply in 16 bits where a family of devices could in fewer."""
         return (form.kind, family) in self.widened_formats
+
+    def with_inputs(self, form: WeightFormat, family: str, model: str) -> WeightFormat:
+        """Return a format, and those of its parts, with the type of their GEMMs for a family of models on devices.
+
+        >>> from shardwise.serving._formats import find_format
+        >>> vllm, form = find_engine("vllm").quantisation, find_format("mxfp4")
+        >>> [vllm.with_inputs(form, "cdna4", one).compute for one in ("llama", "gpt_oss")]
+        ['fp4', '']
+        """
+        types = {
+            one: kind
+            for one, devices, models, kind in self.narrow_inputs
+            if devices == family and re.fullmatch(models, model)
+        }
+        parts = tuple((part, replace(one, compute=types.get(one.kind, one.compute))) for part, one in form.parts)
+        return replace(form, compute=types.get(form.kind, form.compute), parts=parts) if types else form
 
     def experts_of(self, form: WeightFormat, family: str) -> WeightFormat:
         """Return a format of experts alone as the engine keeps it on a family of devices."""
