@@ -18,7 +18,7 @@ from typing import Any
 from shardwise.errors import Problem
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._bridged import mixed_precision, take_states, take_word, torch_dtype
+from shardwise.formats._bridged import graphs_of, mixed_precision, take_states, take_word, torch_dtype
 from shardwise.formats._exported import (
     ExportCase,
     Exported,
@@ -202,7 +202,7 @@ def _given(keys: Keys) -> GivenArguments:
             given.values[name], given.options[name] = value, path
     meant = dict(_precision(keys))
     keys.assumed += take_word(keys, given.values, meant)
-    for name, value in (*meant.items(), *table(_TABLE)["usual"].items()):
+    for name, value in (*meant.items(), *graphs_of(keys).items(), *table(_TABLE)["usual"].items()):
         given.values.setdefault(name, value)
     take_states(keys, given.values)
     if given.values["accumulate_allreduce_grads_in_fp32"] is False:

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from shardwise.formats._exported import split_states
+from shardwise.formats.megatron._graphs import launch_seconds
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
 from shardwise.plans import SCALINGS, Dispatch, LossKernel, Plan, Settings, Stack, Training, find_stack
@@ -237,6 +238,7 @@ def stack(reader: Reader, name: str = "megatron") -> Stack:
         settings=_settings(reader),
         vocab_multiple=_vocab_multiple(reader),
         dispatch=_dispatch(reader, base),
+        **launch_seconds(reader, base),
     )
 
 
