@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from steady import draw
 
-from shardwise.plans import Arrivals
-from shardwise.serving.load import _rotation
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
+from shardwise.serving import ServingOptions
+from shardwise.serving.load import LoadOptions, _rotation, serve
 from shardwise.serving.load._batches import lanes_of
 from shardwise.serving.load._fleet import closed_loop
 from shardwise.serving.load._replica import Replica
@@ -70,3 +73,21 @@ def test_rounds_at_once_are_the_turns_one_by_one(kind: str, seed: int, monkeypat
                 here, there = ([seconds for seconds, _ in gaps] for gaps in (here, there))
             if field.name != "finished":
                 assert here == pytest.approx(there, **_SAME), field.name
+
+
+@pytest.mark.parametrize(("engine", "stages", "requests"), [("vllm", 4, 30.0), ("vllm", 3, 30.0), ("sglang", 8, 60.0)])
+def test_a_step_begins_no_sooner_than_its_host_launches_it(engine: str, stages: int, requests: float) -> None:
+    """Stages of a small model are shorter than the host's turn: no first token comes before its request."""
+    asked = Workload(
+        input_tokens=Length(mean=256), output_tokens=Length(mean=300), arrivals=Arrivals(rate=requests), count=300
+    )
+    options = LoadOptions(serving=ServingOptions(engine=engine))
+    on, job = Cluster.parse(f"{stages}xh100-sxm-80gb"), Serving(max_batched_tokens=2048)
+    report = serve(load_model("llama-3.2-1b"), on, Plan(pp=stages), asked, job, options)
+    alone = min(float(report.fleet.at(0.0).ttft_seconds), report.latencies["ttft"]["p50"])
+    finished = [one for trace in report.traces for one in trace.finished]
+    assert report.stable and len(finished) == 300
+    for one in finished:
+        assert one.scheduled is not None and one.first is not None
+        assert one.arrival <= one.scheduled <= one.first
+        assert one.first - one.arrival > 0.5 * alone > 0.0

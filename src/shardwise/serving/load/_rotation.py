@@ -105,7 +105,7 @@ class Rotation:
         step = group.plan(index, at)
         if step.steps:
             self.launched = at + self.table.launching_seconds
-            done = self._pass_stages(step.seconds, begin)
+            done = self._pass_stages(step.seconds, max(begin, at))
             group.book(index, step, begin, done)
         group.close(index)
         return done
@@ -121,7 +121,8 @@ class Rotation:
         steps = [(one, step) for one in busy if (step := one.plan(index, at, waits)).steps]
         if steps:
             self.launched = at + self.table.launching_seconds
-            done = self._pass_stages(together([step for _, step in steps], self.table, len(self.groups)), begin)
+            seconds = together([step for _, step in steps], self.table, len(self.groups))
+            done = self._pass_stages(seconds, max(begin, at))
             for one, step in steps:
                 one.book(index, step, begin, done)
         for one in busy:
@@ -129,7 +130,10 @@ class Rotation:
         return done
 
     def _pass_stages(self, seconds: float, begin: float) -> float:
-        """Return when a step that begins at a time is through all stages, each as it becomes free."""
+        """Return when a step that begins at a time is through all stages, each as it becomes free.
+
+        A step does not begin before it is made: batches of short steps wait for the host that launches them.
+        """
         done, free = begin, self.free
         each = seconds / len(free)
         for stage, before in enumerate(free):

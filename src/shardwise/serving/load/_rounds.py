@@ -199,7 +199,8 @@ def _take_turns(rotation: Rotation, lanes: list[_DecodingTurn | None], rounds: i
             ended.append(last)
             continue
         launched = at + launching
-        begin = done = lane.now
+        begin = lane.now
+        done = begin if begin > at else at
         each = lane.own[len(lane.took)] / many
         for stage, before in enumerate(free):
             free[stage] = done = (done if done > before else before) + each

@@ -214,15 +214,16 @@ class Scheduler(SchedulerState):
         tokens = room if self.policy.chunked and room < need else need
         self.waiting.popleft()
         self.prompts.append(request)
+        begun = max(self.now, self.decided)
         if request.scheduled < 0:
-            request.scheduled = self.now
+            request.scheduled = begun
             slots, cache, tokens_full, step = map(sub, self.clocks, request.seen)
             # Clocks advance by whole steps; what a request did not see of the step that ran when it came goes off.
-            step += self.now - request.arrival - (slots + cache + tokens_full + step)
+            step += begun - request.arrival - (slots + cache + tokens_full + step)
             request.waits, request.cached_tokens = (slots, cache, tokens_full, step), hit
             self.trace.hit_tokens += hit
         elif request.joined < 0:
-            request.joined = self.now
+            request.joined = begun
         else:
             self.trace.recomputed_tokens += need
         request.past = hit
