@@ -236,8 +236,10 @@ def test_torchtitan_brings_back_every_field(case: tuple[Model, Plan, Training], 
     runs = runs if plan.pp > 1 else 1
     stack, job = find_stack(name), replace(job, global_batch=runs * job.global_batch)
     stack = replace(stack, settings=replace(stack.settings, pipeline_runs=runs))
-    # Without copies or ranks that share context there is nothing to shard.
-    plan = replace(plan, sharding="none") if plan.dp * plan.cp == 1 else plan
+    # Without copies or ranks that share context nothing is wrapped, and beside other ranks nothing cast.
+    if plan.dp * plan.cp == 1:
+        plan = replace(plan, sharding="none")
+        job = replace(job, precision="fp32" if job.precision == "amp-bf16" and plan.tp * plan.pp > 1 else job.precision)
     found = torchtitan.export(ExportCase(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
     (text,) = found.files.values()
     back = torchtitan.read(text, around=ImportContext(num_devices=plan.num_devices))
@@ -273,6 +275,10 @@ REFUSED: tuple[tuple[str, dict[str, Any], dict[str, Any], set[str]], ...] = (
     ("megatron", {"sharding": "fsdp", "pp": 2}, {"optimizer": "lion"}, {"pp", "optimizer"}),
     ("torchtitan", {"sharding": "fsdp", "pp": 2, "schedule": "zb-h1"}, {}, {"schedule"}),
     ("torchtitan", {"tp": 2}, {"precision": "bf16"}, {"tp", "sequence_parallel", "precision"}),
+    # One rank is not wrapped, and beside other ranks nothing is cast.
+    ("torchtitan", {"sharding": "fsdp", "dp": 1}, {}, {"sharding"}),
+    ("torchtitan", {"dp": 1, "tp": 2, "sequence_parallel": True}, {}, {"precision"}),
+    ("torchtitan", {"sharding": "fsdp", "dp": 1, "pp": 2}, {}, {"sharding", "precision"}),
     ("transformers", {"sharding": "zero1", "pp": 2}, {"precision": "bf16"}, {"sharding", "pp", "precision"}),
     ("megatron", {"layout": "summa", "tp2": 2}, {}, {"layout", "tp2"}),
     ("megatron", {}, {"optimizer": "adam8bit", "precision": "bf16-pure"}, {"optimizer", "precision"}),

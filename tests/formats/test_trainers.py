@@ -980,6 +980,21 @@ def test_torchtitan_s_recipe_of_float8_comes_back() -> None:
         assert found.stack.settings.fp8_recipe == ("rowwise" if word == "rowwise" else "")
 
 
+def test_torchtitan_wraps_one_rank_since_0_3() -> None:
+    """Files of 0.2.2 split without copies are not wrapped, so nothing casts their weights in fp32; launches of 0.3 are.
+
+    Sources: torchtitan v0.2.2 distributed/parallel_dims.py fsdp_enabled and distributed/utils.py maybe_enable_amp;
+    models/llama3/parallelize.py since commit 00b7f5693 (2026-04-09).
+    """
+    for split, devices, precision in (({"tensor_parallel_degree": 8}, 8, "fp32"), ({}, 1, "amp-bf16")):
+        back = torchtitan.read_tree({"parallelism": split}, num_devices=devices)
+        assert (back.plan.sharding, back.job.precision) == ("none", precision)
+        assert any("casts nothing" in one for one in back.assumed) == (precision == "fp32")
+    line = "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b"
+    back = torchtitan.read(f"{line} --parallelism.tensor_parallel_degree 8", "run.sh")
+    assert (back.plan.dp, back.plan.sharding, back.job.precision) == (1, "fsdp", "amp-bf16")
+
+
 def test_torchtitan_s_gathers_of_float8_come_back() -> None:
     """enable_fsdp_float8_all_gather, under its path of any release, is weights that travel in 8 bits."""
     tree = {"model": {"name": "llama3", "flavor": "8B", "converters": ["quantize.linear.float8"]}}

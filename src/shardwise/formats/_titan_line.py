@@ -12,13 +12,36 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem
 from shardwise.formats import _trainer
-from shardwise.formats._imported import table
-from shardwise.plans import LossKernel, Stack, find_stack
+from shardwise.formats._imported import Keys, table
+from shardwise.plans import LossKernel, Plan, Stack, find_stack
 from shardwise.records import replace
 
 _TABLE = "torchtitan.toml"
 TELLING = frozenset(("--module", "--config"))
 """Arguments by which a launch of it is known."""
+
+
+NO_CAST = "torchtitan 0.2.2 casts nothing beside tensor or pipeline parallelism without FSDP"
+
+
+def wraps_one(keys: Keys) -> bool:
+    """Return whether FSDP wraps one rank too, so that its casts apply.
+
+    It does since commit 00b7f5693 (2026-04-09), models/llama3/parallelize.py; those of TOML files did not, their
+    distributed/parallel_dims.py fsdp_enabled.
+    """
+    return "config" in keys.values
+
+
+def uncast(keys: Keys, plan: Plan) -> bool:
+    """Return whether nothing casts weights in fp32 (torchtitan 0.2.2 distributed/utils.py maybe_enable_amp).
+
+    What is so read is noted among what is assumed.
+    """
+    bare = plan.tp * plan.pp > 1 == plan.dp * plan.cp and not wraps_one(keys)
+    if bare:
+        keys.assumed.append(f"precision fp32: {NO_CAST}")
+    return bare
 
 
 def names_function(text: str) -> bool:

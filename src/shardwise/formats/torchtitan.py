@@ -17,7 +17,6 @@ from shardwise.formats._exported import (
     Differences,
     ExportCase,
     Exported,
-    alone,
     changed,
     lost,
     refuse,
@@ -105,7 +104,7 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
         seq_len=seq_len,
         global_batch=batch,
         token_budget=float(steps * batch * seq_len),
-        precision=_precision(keys),
+        precision=_precision(keys, plan),
         optimizer=_optimizer(keys),
     )
     stack = _stack(keys)
@@ -218,7 +217,7 @@ def _virtual(keys: Keys, model: Model | None, pp: int, schedule: Schedule) -> in
 
 def _sharding(keys: Keys, copies: int, shards: int) -> Sharding:
     """Return what data parallelism shards: nothing under DDP, weights too unless they are kept after forward."""
-    if shards == 1:
+    if shards == 1 and (copies > 1 or not _titan_line.wraps_one(keys)):
         return "none"
     word = keys.word(_P + "fsdp_reshard_after_forward")
     if word == "never":
@@ -237,10 +236,12 @@ def _recompute(keys: Keys, layers: int) -> tuple[Recompute, int]:
     return _trainer.checkpointed(keys, mode, "activation_checkpoint.selective_ac_option", layers)
 
 
-def _precision(keys: Keys) -> str:
+def _precision(keys: Keys, plan: Plan) -> str:
     if "float8" in str(keys.raw("model.converters")):
         return "fp8-amp"
     kinds = (keys.word("training.dtype") or "float32", keys.word("training.mixed_precision_param") or "bfloat16")
+    if kinds == ("float32", "bfloat16") and _titan_line.uncast(keys, plan):
+        return "fp32"
     precision = next((name for name, pair in _TYPES.items() if pair == kinds), "")
     if not precision:
         keys.fail("training.dtype", "has no recipe with this mixed_precision_param", "use float32 with bfloat16")
@@ -347,10 +348,9 @@ def _named_model(case: ExportCase, precision: str) -> dict[str, dict[str, Any]]:
     own = table(_TABLE)["models"].get(model.name)
     if own is not None:
         return {"model": {"name": own[0], "flavor": own[1], **converters}}
-    hub = _trainer.hub_id(case)
     job = {"custom_config_module": "torchtitan.experiments.transformers_modeling_backend.job_config"}
     named = {"model": {"name": _BACKEND, "flavor": "full", **converters}}
-    return {"job": job, **named, "hf_transformers": {"model": hub}}
+    return {"job": job, **named, "hf_transformers": {"model": _trainer.hub_id(case)}}
 
 
 def _parts(sizes: tuple[int, ...]) -> list[list[str]]:
@@ -368,7 +368,7 @@ def export(case: ExportCase) -> Exported:
     """Return torchtitan's TOML for a case; raises `InputError` naming every field that it cannot be told."""
     import tomli_w
 
-    ours, differing = unexported(alone(case.plan), _EXPORTED)
+    ours, differing = unexported(case.plan, _EXPORTED)
     tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]
     back = read_tree(tree, num_devices=ours.num_devices)
     refuse("torchtitan", differing | _lost(replace(case, plan=ours), back), case)
@@ -377,13 +377,12 @@ def export(case: ExportCase) -> Exported:
     launch = f"torchrun --nnodes {nodes} --nproc_per_node {ours.num_devices // nodes} -m torchtitan.train"
     launch += f" --job.config_file {shlex.quote(name)}"
     start = f"start it with: {launch}"
-    notes = (start, "data, learning rate and checkpoints are yours to add")
     head = f"# {case.model.name} on {ours.num_devices} devices, for torchtitan {checked['version']}.\n# {start}\n"
     return Exported(
         system="torchtitan",
         version=checked["version"],
         files={name: head + tomli_w.dumps(tree)},
-        notes=notes,
+        notes=(start, "data, learning rate and checkpoints are yours to add"),
         launch=launch,
     )
 
