@@ -377,6 +377,19 @@ def test_a_pool_that_is_too_small_is_told_how_many_workers_it_wants() -> None:
     assert (remedy.value, remedy.report.devices, remedy.report.latencies) == (2, 16, two.latencies)
 
 
+def test_workers_that_split_experts_are_counted_as_they_are_asked_for() -> None:
+    """A pool whose workers are several groups of attention: what is typed again, or named as a remedy, is workers."""
+    asked = "qwen3-30b-a3b --rate 5/s --input-tokens 1000 --output-tokens 100 --tp 1 --ep 2"
+    (best,) = run(*f"plan serve {asked} --on 16xh100 --pools disaggregated --top 1 --json".split()).tree["best"]
+    again = run(*best["command"].split()[1:], "--json")
+    assert (again.status, again.tree["devices"]) == (0, best["devices"])
+    few = run(*f"serve {asked} --on 4xh100 --prefill-workers 2 --json".split())
+    assert [(one["field"], one["value"]) for one in few.tree["error"]["problems"]] == [("prefill_workers", 2)]
+    slow = run(*f"serve {asked} --on 4xh100 --prefill-workers 1 --p99-ttft 60ms --json".split())
+    more = [one for one in slow.tree["remedies"] if one["field"] == "prefill_workers"]
+    assert more and all(one["value"] * 2 + 2 == one["devices"] for one in more)
+
+
 def test_one_replica_is_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one replica is enough and the closed form said two, one is proposed, and none tried."""
     own = LoadSearch.fewest

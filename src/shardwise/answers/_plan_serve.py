@@ -123,6 +123,8 @@ def _most_devices(inputs: Inputs) -> Cluster | None:
 
 def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     """Return the case of `serve` that a deployment of the answer is."""
+    from shardwise.serving.load import workers_of
+
     own = {key for key, flag in load_search_flags().items() if flag.group in ("search", "space")}
     kept = {key: value for key, value in inputs.values.items() if key not in own | {"what", "save", "num_devices"}}
     plan, job, case = report.base.plan, report.base.job, report.base.case
@@ -134,7 +136,7 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     )
     if report.prefill:
         first = report.prefill.base.plan
-        fixed |= {"prefill_workers": first.dp, **{f"prefill_{key}": getattr(first, key) for key in ("tp", "pp")}}
+        fixed |= {"prefill_workers": workers_of(first), **{f"prefill_{key}": getattr(first, key) for key in ("tp", "pp")}}
         fixed |= {"prefill_ep": first.ep} if first.ep > 1 else {}
     fixed |= {key: getattr(plan, key) for key in ("tp", "pp", "dp")}
     fixed |= {key: getattr(plan, key) for key in ("ep", "etp") if getattr(plan, key) > 1}
@@ -222,12 +224,14 @@ def _degrees(plan: Plan) -> str:
 
 def describe(report: ServeReport) -> str:
     """Return a deployment in words."""
+    from shardwise.serving.load import workers_of
+
     plan = report.base.plan
     many = f"{report.replicas} replicas" if report.replicas > 1 else "one replica"
     degrees = _degrees(plan)
     if report.prefill:
         first = report.prefill.base.plan
-        degrees = f"{degrees} for decoding and {counted(first.dp, 'replica')} of {_degrees(first)} for prompts"
+        degrees = f"{degrees} for decoding and {counted(workers_of(first), 'replica')} of {_degrees(first)} for prompts"
     return f"{many} of {degrees}: {report.base.case.engine.name}, {report.policy.text}"
 
 

@@ -90,7 +90,8 @@ def _more_of(report: ServeReport, pool: _Pool) -> list[LoadRemedy]:
 
     def tried(groups: int) -> LoadRemedy | None:
         count = groups * pool.each
-        return _remedy(report, _Change(field=pool.field, value=count, plan={"dp": count}))
+        value = count if pool.field == "dp" else groups
+        return _remedy(report, _Change(field=pool.field, value=value, plan={"dp": count}))
 
     low = pool.least(report)
     first = tried(low)

@@ -3,7 +3,7 @@
 from shardwise.serving._policy import Policy, SchedulerLimits, client_seconds, limits_of, policy_of
 from shardwise.serving.load._autoscale import SIGNALS, Autoscale
 from shardwise.serving.load._bands import HEADLINES, around, band_of_parts, parts_of, with_tail
-from shardwise.serving.load._batches import batches_of, groups_of, lanes_of, most_running
+from shardwise.serving.load._batches import batches_of, groups_of, lanes_of, most_running, workers_of
 from shardwise.serving.load._clients import think_of
 from shardwise.serving.load._explain import OPENED, explain
 from shardwise.serving.load._fleet import Transfer

@@ -78,6 +78,15 @@ def groups_of(plan: Plan, has_experts: bool) -> int:
     return max(plan.ep * plan.etp // plan.tp, 1) if has_experts else 1
 
 
+def workers_of(plan: Plan) -> int:
+    """Return the workers of a pool for prompts, each of as many groups of attention as share its experts.
+
+    >>> workers_of(Plan(tp=1, ep=4, dp=8)), workers_of(Plan(tp=8, dp=2))
+    (2, 2)
+    """
+    return plan.dp // groups_of(plan, True)
+
+
 def lanes_of(plan: Plan, one_batch: bool = False) -> int:
     """Return the batches that a replica has in flight, of each of its groups of attention: one a pipeline stage.
 

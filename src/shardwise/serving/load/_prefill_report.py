@@ -11,6 +11,7 @@ from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.serving._report import InferReport
+from shardwise.serving.load._batches import workers_of
 from shardwise.serving.load._requests import Request, Trace
 
 AXES = ("tp", "pp", "dp", "ep")
@@ -53,7 +54,7 @@ def pools_of(cluster: Cluster, plan: Plan, prefill: Plan | None) -> tuple[Cluste
     left = every - devices
     if left < each:
         rule = f"takes {devices} of the {every} devices, and a decode worker needs {each}"
-        raise InputError([Problem("prefill_workers", prefill.dp, rule, "use fewer prefill workers, or more devices")])
+        raise InputError([Problem("prefill_workers", workers_of(prefill), rule, "use fewer prefill workers, or more devices")])
     if plan.dp and each * plan.dp != left:
         rule = (
             f"tp x pp x dp = {each * plan.dp} must equal the {left} devices that the pool for prompts leaves of {every}"
