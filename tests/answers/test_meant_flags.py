@@ -112,7 +112,10 @@ def test_words_of_other_tools_name_the_value(typed: str, says: str) -> None:
         ("train llama-3.1-8b --on 8h100", 'write "8xh100"'),
         ("export llama-3.1-8b --on 8xh100", "write `shardwise export deepspeed llama-3.1-8b --on 8xh100"),
         ("serve llama-3.1-8b --on h100 --rate 5rpm", "write for example 50/s"),
-        ("train llama-3.1-8b --on 8xh100 --stack vllm", "use one of megatron,"),
+        ("train llama-3.1-8b --on 8xh100 --stack vllm", "infer and serve take it as --engine vllm"),
+        ("train llama-3.1-8b --on 8xh100 --stack trtllm", "infer and serve take it as --engine tensorrt-llm"),
+        ("infer llama-3.1-8b --on h100 --engine megatron", "train takes it as --stack megatron; engines are vllm,"),
+        ("export nothing llama-3.1-8b --on 8xh100", "use one of deepspeed,"),
     ],
 )
 def test_what_stands_in_the_wrong_place_is_named_with_its_flag(words: str, remedy: str) -> None:

@@ -164,7 +164,7 @@ def _near(value: object, allowed: tuple[str, ...]) -> str:
     meant = [word for word in _MEANT.get(str(value).strip().lower(), ()) if word.split()[0] in allowed]
     if meant:
         return f"use {' or '.join(meant)}"
-    close = near(str(value), allowed, 3, 0.5) if len(allowed) > 16 else []
+    close = near(str(value), allowed, 3, 0.55) if len(allowed) > 16 else []
     return f"use {' or '.join(close)}" if close else "use one of " + ", ".join(allowed)
 
 

@@ -42,7 +42,9 @@ def _run(words: list[str]) -> int:
             as_json = asks_for_json(words)
             text, status = _text(words, as_json)
     except InputError as error:
-        return _refuse(error.problems, as_json, BAD_INPUT)
+        from shardwise.answers._stacks import of_other_kind
+
+        return _refuse(tuple(map(of_other_kind, error.problems)), as_json, BAD_INPUT)
     except ImportError as error:
         from shardwise.libraries import missing
 

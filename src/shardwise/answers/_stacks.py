@@ -9,8 +9,9 @@ from typing import Any
 from shardwise.answers._answer import Answer, nothing_found
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
-from shardwise.errors import InputError
+from shardwise.errors import InputError, Problem
 from shardwise.plans import find_stack, stack_names
+from shardwise.records import replace
 from shardwise.serving import engine_names, engine_on, find_engine
 
 _HEADS = {"training": "FRAMEWORKS OF TRAINING (--stack)", "serving": "ENGINES OF SERVING (--engine)"}
@@ -48,6 +49,23 @@ def search_stacks(search: str = "") -> list[dict[str, Any]]:
         return [row for row in rows if row["name"] == named]
     words = search.lower().split()
     return [row for row in rows if all(word in f"{row['name']} {row['title']}".lower() for word in words)]
+
+
+def of_other_kind(problem: Problem) -> Problem:
+    """Return the problem of an engine given as a framework, or of the reverse, with the flag that takes it.
+
+    >>> print(of_other_kind(Problem("stack", "vllm", "is not a known framework", "use one of megatron")))
+    stack = 'vllm': is an engine of serving, no framework of training; infer and serve take it as --engine vllm
+    """
+    word, rest = str(problem.value), problem.remedy.removeprefix("use one of ")
+    with suppress(InputError):
+        if problem.rule == "is not a known framework":
+            rule = "is an engine of serving, no framework of training"
+            return replace(problem, rule=rule, remedy=f"infer and serve take it as --engine {find_engine(word).name}")
+        if problem.rule == "is not a known engine":
+            rule, name = "is a framework of training, no engine of serving", find_stack(word).name
+            return replace(problem, rule=rule, remedy=f"train takes it as --stack {name}; engines are {rest}")
+    return problem
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
