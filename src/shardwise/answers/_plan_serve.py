@@ -136,7 +136,10 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     )
     if report.prefill:
         first = report.prefill.base.plan
-        fixed |= {"prefill_workers": workers_of(first), **{f"prefill_{key}": getattr(first, key) for key in ("tp", "pp")}}
+        fixed |= {
+            "prefill_workers": workers_of(first),
+            **{f"prefill_{key}": getattr(first, key) for key in ("tp", "pp")},
+        }
         fixed |= {"prefill_ep": first.ep} if first.ep > 1 else {}
     fixed |= {key: getattr(plan, key) for key in ("tp", "pp", "dp")}
     fixed |= {key: getattr(plan, key) for key in ("ep", "etp") if getattr(plan, key) > 1}

@@ -54,7 +54,9 @@ def pools_of(cluster: Cluster, plan: Plan, prefill: Plan | None) -> tuple[Cluste
     left = every - devices
     if left < each:
         rule = f"takes {devices} of the {every} devices, and a decode worker needs {each}"
-        raise InputError([Problem("prefill_workers", workers_of(prefill), rule, "use fewer prefill workers, or more devices")])
+        raise InputError(
+            [Problem("prefill_workers", workers_of(prefill), rule, "use fewer prefill workers, or more devices")]
+        )
     if plan.dp and each * plan.dp != left:
         rule = (
             f"tp x pp x dp = {each * plan.dp} must equal the {left} devices that the pool for prompts leaves of {every}"
