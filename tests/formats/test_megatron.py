@@ -23,6 +23,7 @@ from shardwise.formats.megatron._values import arguments, facts
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, MoE, load_model
 from shardwise.plans import Plan, Training, find_stack
+from shardwise.training import train
 
 BASE: dict[str, Any] = {
     "--num-layers": 8, "--hidden-size": 512, "--num-attention-heads": 8, "--seq-length": 1024,
@@ -34,6 +35,20 @@ def read(devices: int = 0, **more: Any) -> Imported:
     """Return the case of the base with further arguments, whose underscores are dashes; None takes one away."""
     words = {f"--{name.replace('_', '-')}": value for name, value in more.items()}
     return read_args({k: v for k, v in (BASE | words).items() if v is not None}, Launch(num_devices=devices))
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3"])
+def test_an_exported_mixture_takes_the_same_memory(name: str) -> None:
+    """To the byte: what routers keep of their weights is Megatron-LM's, and a correction is of sigmoid scores."""
+    plan = Plan(dp=8, ep=8, etp=1, sharding="distributed-optimizer", sequence_parallel=False)
+    job, cluster, stack = Training(seq_len=1024, global_batch=8), Cluster.parse("8xh100"), find_stack("megatron")
+    model = load_model(name)
+    (text,) = megatron.export(ExportCase(model=model, cluster=cluster, plan=plan, job=job, stack=stack)).files.values()
+    back = read_script(text)
+    assert back.model is not None and back.job is not None
+    ours, theirs = (train(one, cluster, plan, each) for one, each in ((model, job), (back.model, back.job)))
+    assert theirs.memory.peak == ours.memory.peak
+    assert ("--moe-router-score-function sigmoid" in text) == ("--moe-router-enable-expert-bias" in text)
 
 
 DERIVED: tuple[tuple[dict[str, Any], str, Any], ...] = (

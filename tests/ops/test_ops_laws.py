@@ -107,6 +107,22 @@ def test_a_router_in_fp32_keeps_a_copy_of_its_input() -> None:
     assert {tensor.size_bytes for tensor in kept} == {4 * y.tokens * 2048}
 
 
+@pytest.mark.parametrize(
+    ("name", "stack", "kept"),
+    [
+        ("mixtral-8x7b", "megatron", 4 * 8 + 8),
+        ("deepseek-v3", "megatron", 4 * 256 + 256 + 4 * 8 + 4),
+        ("mixtral-8x7b", "deepspeed", 4 * 8 + 8 * 2 + 4 * 2 + 4),
+    ],
+)
+def test_weights_that_sum_to_one_keep_their_sum_where_they_are_divided_by_it(name: str, stack: str, kept: int) -> None:
+    """Megatron-LM takes the softmax of the chosen logits, and divides sigmoid scores alone."""
+    model = load_model(name)
+    y = layout({"S": 128}, stack)
+    [router] = [op for op in block_ops(y, model.layers[-1], model.hidden) if op.name.endswith("router")]
+    assert sum(tensor.size_bytes for tensor in router.saves if ".router." in tensor.name) == kept * y.tokens
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "mamba2-2.7b"])
 @pytest.mark.parametrize("cp", [2, 4])
 def test_context_parallelism_divides_what_is_kept(name: str, cp: int) -> None:

@@ -188,7 +188,8 @@ def _router(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str) -> Op[
     """Return the router: a GEMM with every expert's vector, a softmax in fp32, and the choice of k.
 
     Kept: the probabilities, and the choice as int64 indices (transformers) or a one-byte map (Megatron-LM). Weights
-    that are made to sum to one keep themselves and their sum.
+    that are made to sum to one keep themselves and their sum; Megatron-LM's are a softmax of the chosen logits but for
+    sigmoid scores (core/transformer/moe/moe_utils.py topk_routing_with_score_function), those beside a correction.
     """
     T, region = routed_tokens(y), f"{name}.router"
     zero, E = 0 * T, moe.experts + moe.zero_experts
@@ -205,7 +206,7 @@ def _router(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str) -> Op[
     elif moe.float_router and y.stack.norm == "eager" and y.a < 4:
         source = Tensor(name=f"{region}.fp32 input", size_bytes=4 * T * D, born=region)
     sizes.append(("choice", E if y.stack.permutes_experts else _INDEX_BYTES * moe.top_k))
-    if moe.normalised:
+    if moe.normalised and (moe.correction_bias or not y.stack.permutes_experts):
         sizes += [("chosen probabilities", 4 * moe.top_k), ("their sum", 4)]
     kept += tuple(Tensor(name=f"{region}.{part}", size_bytes=size * T, born=region) for part, size in sizes)
     return Op(

@@ -15,6 +15,7 @@ from typing import Any
 from shardwise.errors import Problems, near, plain
 from shardwise.files import own_table
 from shardwise.formats._imported import SIZES, ReadArgument
+from shardwise.models import MoE
 from shardwise.records import dataclass
 
 MOST_STRANGE = 500
@@ -211,6 +212,22 @@ def from_mapping(table: Mapping[str, object]) -> GivenArguments:
                 ReadArgument(argument=key, value=plain(value), meaning="not an argument of Megatron-LM")
             )
     return given
+
+
+def routing(moe: MoE) -> dict[str, str | int | None]:
+    """Return the arguments of a router: a correction is of sigmoid scores, and one expert a token needs no softmax.
+
+    megatron/core/transformer/transformer_config.py refuses a bias beside softmax, and a softmax of one chosen logit.
+
+    >>> routing(MoE(experts=8, top_k=2, ffn=64, correction_bias=True))["--moe-router-score-function"]
+    'sigmoid'
+    """
+    return {
+        "--moe-router-topk": moe.top_k,
+        "--moe-router-score-function": "sigmoid" if moe.correction_bias else None,
+        "--moe-router-enable-expert-bias": moe.correction_bias,
+        "--moe-router-pre-softmax": moe.top_k == 1 and not moe.correction_bias,
+    }
 
 
 def _from_option(given: GivenArguments, option: str, value: object) -> None:

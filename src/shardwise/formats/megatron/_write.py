@@ -26,7 +26,7 @@ from shardwise.formats._exported import (
 from shardwise.formats._launch import Launch
 from shardwise.formats.megatron._job import settings_words, states_words
 from shardwise.formats.megatron._read import read_args
-from shardwise.formats.megatron._values import facts
+from shardwise.formats.megatron._values import facts, routing
 from shardwise.models import MLP, Activation, Attention, Block, GatedDelta, LatentAttention, Mamba2, Model, MoE
 from shardwise.plans import Plan, Training
 from shardwise.plans.schedules import round_size
@@ -235,13 +235,12 @@ def _feeds(model: Model) -> Args:
         return words
     return words | {
         "--num-experts": moe.experts,
-        "--moe-router-topk": moe.top_k,
         "--moe-ffn-hidden-size": moe.ffn,
         "--moe-shared-expert-intermediate-size": moe.shared.ffn if moe.shared else None,
         "--moe-shared-expert-gate": moe.shared_gate,
         "--moe-latent-size": moe.latent or None,
         "--activation-func-clamp-value": _LIMIT if moe.clamped else None,
-        "--moe-router-enable-expert-bias": moe.correction_bias,
+        **routing(moe),
         "--moe-grouped-gemm": True,
         "--moe-token-dispatcher-type": "alltoall",
     }
