@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from serving.serving_cases import ask, model_of, moe_block
+from shardwise.errors import InputError
 from shardwise.ledger.op import Op
 from shardwise.plans import Plan, Serving
 from shardwise.serving import EngineStep, engine_names, find_engine
@@ -30,13 +32,28 @@ def case_of(engine: str, job: Serving, plan: Plan | None = None) -> tuple[Servin
         ("vllm", {}, {1: 1, 3: 4, 5: 8, 9: 16, 16: 16, 250: 256, 257: 272, 505: 512, 513: 513}),
         ("vllm", {"captured_sequences": 10}, {9: 10, 10: 10, 11: 11}),
         ("vllm-2025", {}, {9: 16}),
-        ("vllm-v0", {"max_sequences": 256}, {9: 16}),
+        ("vllm-v0", {"max_sequences": 256}, {9: 16, 257: 264}),
+        # What may run is a size of its own in vLLM since the summer of 2026; before V1 it was rounded up.
+        ("vllm", {"max_sequences": 14}, {9: 14, 3: 4}),
+        ("vllm-0.28", {"max_sequences": 14}, {9: 16}),
+        ("vllm-v0", {"max_sequences": 6}, {5: 8}),
+        ("vllm-0.13", {}, {257: 272}),
+        ("vllm-0.11", {}, {257: 264}),
+        *((engine, {"captured_sizes": (32, 1, 4)}, {1: 1, 3: 4, 5: 32, 33: 33}) for engine in ("vllm", "sglang")),
+        ("tensorrt-llm", {"captured_sizes": (1, 4, 32), "max_sequences": 64}, {3: 4, 5: 32, 33: 33}),
+        ("tensorrt-llm", {"captured_sizes": (1, 4, 32), "max_sequences": 8}, {5: 8}),
+        ("sglang", {"disable_cuda_graph_padding": True}, {9: 9, 250: 250}),
         ("sglang", {}, {3: 4, 5: 8, 9: 12, 13: 16, 250: 256, 257: 257}),
         ("sglang", {"max_sequences": 14}, {13: 14}),
         ("tensorrt-llm", {"max_sequences": 2048}, {3: 4, 9: 16, 129: 192, 257: 320}),
         ("tensorrt-llm", {"max_sequences": 150}, {129: 150}),
         # What a launch without enable_padding is read as: every size up to 32, and none beyond.
-        ("tensorrt-llm", {"max_sequences": 2048, "captured_sequences": 32}, {9: 9, 32: 32, 33: 33}),
+        (
+            "tensorrt-llm",
+            {"max_sequences": 2048, "captured_sequences": 32, "disable_cuda_graph_padding": True},
+            {9: 9, 32: 32, 33: 33},
+        ),
+        ("tensorrt-llm", {"max_sequences": 2048, "captured_sequences": 32}, {9: 16, 32: 32, 33: 33}),
         ("tensorrt-llm", {"max_sequences": 2048, "captured_sequences": 128}, {9: 16, 121: 128, 129: 129}),
         # Of a static batch alone: a launch captures what it runs.
         ("tensorrt-llm", {}, {16: 16}),
@@ -44,23 +61,62 @@ def case_of(engine: str, job: Serving, plan: Plan | None = None) -> tuple[Servin
         *((engine, {}, {9: 9}) for engine in ("tensorrt-llm-0.12", "deepspeed-mii", "fastertransformer")),
     ],
 )
-def test_steps_are_filled_up_to_the_next_captured_size(engine: str, job: dict[str, int], steps: dict[int, int]) -> None:
+def test_steps_are_filled_up_to_the_next_captured_size(engine: str, job: dict[str, Any], steps: dict[int, int]) -> None:
     """The lists are those of the engines; what is larger than all of them, or never captured, runs as it is."""
     case, sizes = case_of(engine, Serving(batch=16, **job))
     assert {rows: padded_sequences(case, sizes, rows, 1) for rows in steps} == steps
 
 
-def test_sizes_that_vllm_captures_are_tokens() -> None:
-    """Three sequences that verify three guesses each are a step of twelve tokens, which runs as sixteen."""
-    case, sizes = case_of("vllm", Serving(batch=16))
-    assert padded_sequences(case, sizes, 3, 4) == 4
-    case, sizes = case_of("sglang", Serving(batch=16))
-    assert padded_sequences(case, sizes, 3, 4) == 4
+@pytest.mark.parametrize(
+    ("engine", "guesses", "steps"),
+    [
+        # 1, 2, 4, 8, 16 ... tokens are 4, 8, 16 ... of sequences with 3 guesses, and 3, 6, 9, 18, 24 of those with 2.
+        ("vllm", 3, {1: 1, 3: 4, 5: 6, 9: 10}),
+        ("vllm", 2, {1: 1, 2: 2, 3: 3, 4: 6, 7: 8}),
+        ("vllm-0.11", 2, {3: 16 / 3, 4: 16 / 3}),
+        # Sequences, of which fewer are added where tokens are guessed.
+        ("sglang", 3, {3: 3, 5: 5, 9: 10, 33: 40}),
+        ("tensorrt-llm", 3, {3: 4, 9: 16}),
+    ],
+)
+def test_steps_that_verify_guesses_are_filled_up_too(engine: str, guesses: int, steps: dict[int, float]) -> None:
+    """Sizes of tokens, in vLLM, are rounded up to whole sequences; others' are sequences."""
+    job = Serving(
+        batch=64, speculative_method="ngram", num_speculative_tokens=guesses, acceptance_rate=0.5, max_sequences=64
+    )
+    case, sizes = case_of(engine, job)
+    assert {n: padded_sequences(case, sizes, n, 1 + guesses) for n in steps} == pytest.approx(steps)
+
+
+def test_a_step_without_padding_is_launched_unless_a_graph_has_its_size() -> None:
+    """Of listed sizes the largest and single ones between are replayed, all others pay for their launches."""
+
+    def seconds(batch: int, **job: Any) -> float:
+        one = Serving(batch=batch, max_sequences=64, **job)
+        return ask(EXPERTS, one, Plan(), "h100-sxm-80gb", engine="tensorrt-llm").tpot_seconds
+
+    listed: dict[str, Any] = {"captured_sizes": (1, 8, 16), "disable_cuda_graph_padding": True}
+    assert seconds(8, **listed) == seconds(8) < 0.9 * seconds(9, **listed)
+    assert seconds(9, **listed) == seconds(9, captured_sequences=0)
+    assert seconds(17, **listed) == seconds(17, captured_sequences=0)
+
+
+def test_sizes_are_counts_of_which_the_largest_may_be_said_again() -> None:
+    """A list that is not of whole numbers, or another largest step beside it, is refused by name."""
+    for field, job in (
+        ("captured_sizes", {"captured_sizes": (0, 8)}),
+        ("captured_sequences", {"captured_sizes": (1, 8), "captured_sequences": 4}),
+        ("disable_cuda_graph_padding", {"disable_cuda_graph_padding": 1}),
+    ):
+        with pytest.raises(InputError) as refused:
+            ask(EXPERTS, Serving(batch=1, **job), Plan(), "h100-sxm-80gb")  # type: ignore[arg-type]
+        assert [one.field for one in refused.value.problems] == [field]
 
 
 def test_sizes_are_in_order() -> None:
     """Every list starts at one sequence and grows."""
-    for sizes in {find_engine(name).graphs.captured_sizes for name in engine_names()} - {()}:
+    graphs = [find_engine(name).graphs for name in engine_names()]
+    for sizes in {sizes for one in graphs for sizes in (one.captured_sizes, one.verified_sizes)} - {()}:
         every = [size for first, last, step in sizes for size in range(first, last + 1, step)]
         assert every[0] == 1
         assert every == sorted(set(every))

@@ -238,7 +238,8 @@ def deployment_of(inputs: Inputs, cluster: Cluster) -> tuple[Serving, ServingOpt
     names = ("weights", "kv_cache", "compute", "memory_fraction", "max_batched_tokens", "max_sequences",
              "expert_imbalance", "adapter_rank", "adapters", "speculative_method", "num_speculative_tokens",
              "acceptance_rate", "acceptance_length", "draft_model", "gpu_layers", "cpu_experts", "host",
-             "max_total_tokens", "kv_cache_memory", "language_model_only", "captured_sequences")  # fmt: skip
+             "max_total_tokens", "kv_cache_memory", "language_model_only", "captured_sequences",
+             "captured_sizes", "disable_cuda_graph_padding")  # fmt: skip
     job = Serving(**{key: given[key] for key in names if key in given}, misc_bytes=inputs.get("misc_memory", 0.0))
     engine = ServingOptions(engine=_case.engine_of(inputs, cluster), efficiencies=_case.make_efficiencies(inputs))
     return job, engine

@@ -189,6 +189,11 @@ class Serving:
     captured_sequences: int = -1
     """Sequences of the largest decode step that is replayed from a captured graph, where larger ones are launched
     kernel by kernel; 0 where none is, -1: as the engine does by itself."""
+    captured_sizes: tuple[int, ...] = ()
+    """Sequences of each decode step that is captured, where a launch lists them; empty: the engine's own list."""
+    disable_cuda_graph_padding: bool = False
+    """Decode steps are replayed from a graph of just their size, of every size unless they are listed, and no smaller
+    one is filled up (SGLang's name)."""
     language_model_only: bool = False
     """Towers of images and sound that the model has are not loaded."""
     adapter_rank: int = 0

@@ -278,6 +278,8 @@ SERVING: tuple[Field, ...] = (
     _job("kv_cache_memory", "bytes", "memory of the KV cache on a device, such as 20GiB"),
     _job("max_total_tokens", "whole", "most tokens of the KV cache of a replica (SGLang's name)"),
     _job("captured_sequences", "whole", "sequences of the largest decode step in a CUDA graph; 0 for none", least=0),
+    _job("captured_sizes", "wholes", "sequences of every decode step in a CUDA graph, such as 1,2,4,8,16"),
+    _job("disable_cuda_graph_padding", "switch", "fill no decode step up to a captured size (SGLang's name)"),
     _job("language_model_only", "switch", "load no image or sound towers (vLLM's --language-model-only)"),
     _job("use_kv_cache", "switch", "use a KV cache; --no-use-kv-cache recomputes all tokens for each"),
     _assumed("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),
@@ -287,13 +289,7 @@ SERVING: tuple[Field, ...] = (
     _assumed("acceptance_rate", "share", "chance that a draft token is accepted where all before it were"),
     _assumed("acceptance_length", "ratio", "mean tokens a verified step yields, its own included, as engines log it"),
     _job("draft_model", "text", "the draft model, or the configuration of an EAGLE head"),
-    _job(
-        "gpu_layers",
-        "whole",
-        "layers on the device, the head first; the rest lies on the host, which runs it (llama.cpp)",
-        least=0,
-        searched="no",
-    ),
+    _job("gpu_layers", "whole", "layers on the device, head first; the host runs the rest", least=0, searched="no"),
     _job(
         "cpu_experts", "whole", "first layers whose experts the host holds and runs (llama.cpp)", least=0, searched="no"
     ),

@@ -2,6 +2,7 @@
 
 from shardwise.serving._batch import decode_steps, evaluate, prefill_steps, request_seconds
 from shardwise.serving._capacity import Capacity, even_waves, held_tokens_of
+from shardwise.serving._captured import decode_rows
 from shardwise.serving._case import (
     ServingCase,
     ServingQuestion,

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
+from shardwise.plans import Serving
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import engine_tables, static_row
-from shardwise.serving._sizes import ServingSizes, server_ranks
+from shardwise.serving._sizes import ServingSizes, server_ranks, sizes_of
+
+
+def stated_sequences(job: Serving) -> int:
+    """Return the sequences of the largest decode step that a job says is captured, -1 where it says nothing.
+
+    >>> [stated_sequences(Serving(captured_sizes=sizes)) for sizes in ((1, 8, 4), ())]
+    [8, -1]
+    """
+    return max(job.captured_sizes, default=job.captured_sequences)
 
 
 def captured_sequences(case: ServingCase, sizes: ServingSizes[X]) -> X:
@@ -16,8 +27,8 @@ def captured_sequences(case: ServingCase, sizes: ServingSizes[X]) -> X:
 
     github.com/sgl-project/sglang 0.5.3 and 0.5.23: by the memory of the device and the ranks of a server.
     """
-    if case.job.captured_sequences >= 0:
-        return 0 * sizes.tp + case.job.captured_sequences
+    if (largest := stated_sequences(case.job)) >= 0:
+        return 0 * sizes.tp + largest
     if stated := case.engine.host.captured_sequences:
         return 0 * sizes.tp + stated
     few, many = static_row(case.cluster.device)["sequences"]
@@ -49,8 +60,8 @@ def most_captured(case: ServingCase, sizes: ServingSizes[X], tokens: X | float) 
     host, zero = case.engine.host, 0 * sizes.tp
     if host.eager_decode:
         return zero
-    if case.job.captured_sequences >= 0:
-        return zero + case.job.captured_sequences
+    if (largest := stated_sequences(case.job)) >= 0:
+        return zero + largest
     if host.captured_by_memory:
         return captured_sequences(case, sizes)
     most = host.most_captured(family_of(case.cluster.device))
@@ -60,20 +71,65 @@ def most_captured(case: ServingCase, sizes: ServingSizes[X], tokens: X | float) 
 def padded_sequences(case: ServingCase, sizes: ServingSizes[X], sequences: X, tokens: X | float) -> X:
     """Return the sequences that a decode step runs with the rows that fill it up to the next captured size.
 
-    vLLM sizes the tokens of a step, others its sequences, up to as many as may run. Steps that are not replayed have no
-    such rows.
+    vLLM sizes the tokens of a step, others its sequences, up to as many as may run; a job lists sequences. Steps that
+    are not replayed have no such rows.
     """
     graphs, host, job = case.engine.graphs, case.engine.host, case.job
     # What launches the kernels of a layer one by one captures none.
     replays = graphs.captured_sizes and not host.layer_seconds and case.cluster.device.vendor in ("NVIDIA", "AMD")
-    if not replays or case.efficiencies.ideal or 0 <= job.captured_sequences <= graphs.unpadded_sequences:
+    if not replays or case.efficiencies.ideal or job.disable_cuda_graph_padding:
         return sequences
-    counted: X | float = tokens if host.captured_tokens else 1.0
-    filled = _next_size(graphs.captured_sizes, sequences * counted) / counted
-    if not host.captured_tokens and (job.max_sequences or not host.captured_by_memory):
-        filled = minimum(filled, maximum(sequences, job.max_sequences or sizes.batch))
+    filled = _filled(case, sequences, tokens)
+    if graphs.captures_most and (job.max_sequences or not (host.captured_by_memory or host.captured_tokens)):
+        most_run = job.max_sequences or case.profiled.sequences or sizes.batch
+        filled = minimum(filled, maximum(sequences, most_run))
     most = most_captured(case, sizes, tokens)
     return filled if most is None else above(sequences, most, sequences, minimum(filled, maximum(most, sequences)))
+
+
+def _filled(case: ServingCase, sequences: X, tokens: X | float) -> X:
+    """Return the sequences of the least captured size that holds so many, of so many tokens each."""
+    graphs, job = case.engine.graphs, case.job
+    if job.captured_sizes:
+        return _next_size(_listed(job), sequences)
+    if not case.engine.host.captured_tokens:
+        guesses = job.num_speculative_tokens and graphs.verified_sizes
+        return _next_size(guesses or graphs.captured_sizes, sequences)
+    if not graphs.whole_sequences:
+        return _next_size(graphs.captured_sizes, sequences * tokens) / tokens
+    # Sizes are rounded up to whole sequences: the least that holds the first token of the last of them does.
+    return maximum(ceil(_next_size(graphs.captured_sizes, (ceil(sequences) - 1) * tokens + 1) / tokens), sequences)
+
+
+def _listed(job: Serving) -> tuple[tuple[int, int, int], ...]:
+    return tuple((size, size, 1) for size in sorted({*job.captured_sizes}))
+
+
+def launched_steps(case: ServingCase, sizes: ServingSizes[X], sequences: X, tokens: X | float) -> X | None:
+    """Return how many sequences run in a decode step that no graph holds, 0 where one does, None where all have one.
+
+    One without padding is held by a graph of its own size alone.
+    """
+    most, none = most_captured(case, sizes, tokens), 0 * sequences
+    if most is None:
+        return None
+    launched = above(sequences, most, sequences, none)
+    if case.job.disable_cuda_graph_padding and case.job.captured_sizes:
+        return maximum(launched, above(_next_size(_listed(case.job), sequences), sequences, sequences, none))
+    return launched
+
+
+def decode_rows(case: ServingCase) -> int:
+    """Return the sequences that the decode steps of a case's batch run as, whole ones: its own, or a captured size.
+
+    >>> from shardwise import Cluster, Model, Plan, ServingOptions, infer
+    >>> asked = Model.load("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(), Serving(batch=9)
+    >>> decode_rows(infer(*asked, ServingOptions(engine="sglang")).case)
+    12
+    """
+    sizes = sizes_of(case.model, case.plan, case.job, case.domains)
+    rows: float = padded_sequences(case, sizes, case.job.batch, 1 + case.job.num_speculative_tokens)
+    return math.ceil(rows)
 
 
 def captured_notes(case: ServingCase, sizes: ServingSizes[X]) -> tuple[str, ...]:

@@ -94,5 +94,9 @@ class GraphCapture:
     routes_padding: str = ""
     """Whether such rows choose experts as others do ("always", "unspread" where no ranks share experts out), or all of
     them the same or none ("")."""
-    unpadded_sequences: int = 0
-    """A launch that states no larger step than this captured every size up to it, and fills none up."""
+    verified_sizes: tuple[tuple[int, int, int], ...] = ()
+    """The same where tokens are guessed, where the engine has another list for that."""
+    whole_sequences: bool = False
+    """Sizes are of tokens, rounded up to whole sequences of the tokens that a step verifies of each."""
+    captures_most: bool = False
+    """A step of as many sequences as may run is captured too."""

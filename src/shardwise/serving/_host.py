@@ -12,7 +12,7 @@ from shardwise.ledger.number import X, above, maximum, total
 from shardwise.ledger.op import Op, OpRole
 from shardwise.ledger.traced import leaf, named
 from shardwise.serving._cache import keeps_states
-from shardwise.serving._captured import captures_prompts, most_captured
+from shardwise.serving._captured import captures_prompts, launched_steps
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import engine_tables
 from shardwise.serving._ledger import EngineStep, StepLedger
@@ -100,8 +100,8 @@ def _eager(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X], late:
     """Return seconds by which the host is behind where a step is launched kernel by kernel, 0 where it is replayed."""
     none = 0 * late
     if step.phase == "decode":
-        most = most_captured(case, sizes, step.tokens)
-        return none if most is None else above(step.sequences, most, late, none)
+        launched = launched_steps(case, sizes, step.sequences, step.tokens)
+        return none if launched is None else above(launched, 0, late, none)
     replayed = replayed_tokens(case)
     return above(step.sequences * step.tokens, replayed, late, none) if replayed else late
 

@@ -44,6 +44,12 @@ def _counts(job: Serving, problems: Problems) -> None:
         value = getattr(job, name)
         if value != -1 and not is_count(value + 1):
             problems.add(name, value, "must be a whole number of at least 0", f"leave it out for {left_out}")
+    if not all(is_count(one) for one in job.captured_sizes):
+        rule = "must be whole numbers of at least 1"
+        problems.add("captured_sizes", job.captured_sizes, rule, "leave it out for the engine's own")
+    elif job.captured_sizes and job.captured_sequences not in (-1, max(job.captured_sizes)):
+        rule = f"is not the largest of the sizes that are captured, {max(job.captured_sizes)}"
+        problems.add("captured_sequences", job.captured_sequences, rule, "leave out one of them")
     for name in (
         "output_tokens",
         "prefix_tokens",
@@ -59,7 +65,7 @@ def _counts(job: Serving, problems: Problems) -> None:
 
 
 def _choices(job: Serving, problems: Problems) -> None:
-    for name in ("use_kv_cache", "shard_weights", "same_prompts", "language_model_only"):
+    for name in ("use_kv_cache", "shard_weights", "same_prompts", "language_model_only", "disable_cuda_graph_padding"):
         if not isinstance(getattr(job, name), bool):
             problems.add(name, getattr(job, name), "must be true or false", "use true or false")
     for name, stated in (("misc_memory", job.misc_bytes), ("kv_cache_memory", job.kv_cache_memory)):
