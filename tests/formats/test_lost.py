@@ -116,7 +116,7 @@ ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "llamac
 SERVED: dict[str, dict[str, Any]] = {
     "weights": {"weights": "fp8"}, "kv_cache": {"kv_cache": "fp8"}, "compute": {"compute": "fp8", "weights": "fp8"},
     "memory_fraction": {"memory_fraction": 0.5}, "max_batched_tokens": {"max_batched_tokens": 300},
-    "captured_sequences": {"captured_sequences": 4},
+    "captured_sequences": {"captured_sequences": 4}, "captured_sizes": {"captured_sizes": (1, 4, 12)},
     "adapters": {"adapters": 3, "adapter_rank": 16}, "stage_layers": {"stage_layers": (15, 17), "pp": 2},
     "speculative_method": {"speculative_method": "ngram", "num_speculative_tokens": 2, "acceptance_rate": 0.5},
     "num_speculative_tokens": {"speculative_method": "ngram", "num_speculative_tokens": 5, "acceptance_rate": 0.5},

@@ -372,6 +372,25 @@ def test_tensorrt_llm_is_told_what_it_captures(said: str, graphs: dict[str, Any]
     assert _yaml.parse(done.tree["files"]["trtllm.yaml"], "trtllm.yaml")["cuda_graph_config"] == graphs
 
 
+@pytest.mark.parametrize("target", ["vllm", "sglang", "trtllm"])
+def test_a_batch_between_captured_sizes_is_launched_as_it_was_priced(target: str, tmp_path: Path) -> None:
+    """The launch lets so many run that the batch is filled up as it was, and a list of sizes is written whole."""
+    words = ["llama-3.1-8b", "--on", "1xh100", "--batch", "9"]
+    engine = ["--engine", {"trtllm": "tensorrt-llm"}.get(target, target)]
+    steps = []
+    for more in ([], ["--captured-sizes", "4,11,64"]):
+        asked = run("infer", *words, *more, *engine, "--json")
+        done = run("export", target, *words, *more, "--json")
+        assert (asked.status, done.status) == (0, 0), done.err
+        for file, text in done.tree["files"].items():
+            (tmp_path / file).write_text(text)
+        start = str(tmp_path / next(iter(done.tree["files"])))
+        read = run("infer", "--from", start, "--on", "1xh100", "--batch", "9", "--output-tokens", "32", "--json")
+        assert read.tree["tpot_seconds"] == pytest.approx(asked.tree["tpot_seconds"]), (target, more)
+        steps.append(asked.tree["tpot_seconds"])
+    assert steps[1] < steps[0]
+
+
 def test_a_launch_of_tensorrt_llm_without_padding_pays_for_steps_that_it_does_not_capture(tmp_path: Path) -> None:
     """By itself trtllm-serve replays every size up to 32: 64 sequences take the launches of a step of null."""
     steps = {}

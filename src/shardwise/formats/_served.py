@@ -19,7 +19,7 @@ from shardwise.plans.fields import PLAN, SERVING
 from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport, ServingOptions, checkpoint_format, engine_names, find_engine, infer
 
-Words = dict[str, str | int | float | bool]
+Words = dict[str, str | int | float | bool | tuple[int, ...]]
 """Flags by name with their values; True stands alone."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -342,7 +342,18 @@ def written(
 _OURS = re.compile(r'\$NODE_RANK|\$MASTER_ADDR(:\d+)?|\$\(dirname "\$0"\)/\w+\.yaml')
 
 
-def _shown(value: str | float) -> str:
+def given_words(value: str | float | tuple[int, ...]) -> list[str]:
+    """Return the words behind a flag: none behind a switch that is on, and all of several.
+
+    >>> given_words(True), given_words(8), given_words((1, 2))
+    ([], ['8'], ['1', '2'])
+    """
+    return [] if value is True else [*map(str, value)] if isinstance(value, tuple) else [f"{value}"]
+
+
+def _shown(value: str | float | tuple[int, ...]) -> str:
+    if isinstance(value, tuple):
+        return " ".join(given_words(value))
     if isinstance(value, float):
         return f"{value:g}"
     return f'"{value}"' if _OURS.fullmatch(str(value)) else shlex.quote(str(value))

@@ -21,7 +21,7 @@ from shardwise.formats._launched import Launched, LaunchFiles, engine_in, first_
 from shardwise.formats._operators import is_operated
 from shardwise.formats._pods import Service, services_of
 from shardwise.formats._recipes import containers_of, files_of, is_recipe, with_precision
-from shardwise.formats._served import PLAIN, Asked, Deployment, engine_note, lost, stage_variable
+from shardwise.formats._served import PLAIN, Asked, Deployment, engine_note, given_words, lost, stage_variable
 from shardwise.formats._wrapped import resource_of
 from shardwise.records import replace
 from shardwise.serving import InferReport
@@ -229,7 +229,7 @@ def _worker(one: Deployment, read: list[str]) -> dict[str, Any]:
     words = vllm.words_of(one)
     words |= {"--disaggregation-mode": one.role} if one.role else {}
     model, each = one.model, one.plan.tp * one.plan.pp * one.together
-    flags = [part for name, value in words.items() for part in (name, *([] if value is True else [f"{value}"]))]
+    flags = [part for name, value in words.items() for part in (name, *given_words(value))]
     line = stage_variable(one, "VLLM_PP_LAYER_PARTITION")
     line += shlex.join(["python3", "-m", "dynamo.vllm", "--model", model, *flags])
     read += engine_note(one, "vllm", lost(one, "vllm", line))

@@ -27,11 +27,12 @@ from shardwise.formats._served import (
     types,
     written,
 )
-from shardwise.serving import InferReport
+from shardwise.serving import InferReport, decode_rows
 
 _CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "nvfp4": "nvfp4", "bf16": "bf16"}
 _OF_FLAG = {flag: name for name, flag in reversed(_CACHES.items())} | {"bfloat16": "bf16"}
 _CAPTURED, _UNCAPTURED = "--cuda-graph-max-bs-decode", "--disable-decode-cuda-graph"
+_SIZES, _UNPADDED = "--cuda-graph-bs-decode", "--disable-cuda-graph-padding"
 # Tokens of a batch of prompts that it takes without being told (--max-prefill-tokens), and its own chunk on a device of
 # 60 to 160 GiB.
 _USUAL_PREFILL, _USUAL_CHUNK = 16384, 8192
@@ -63,7 +64,9 @@ def _limits(one: Deployment) -> Words:
     groups = one.plan.dp if one.spread else 1
     words: Words = {
         "--context-length": one.context,
-        "--max-running-requests": one.sequences * groups,
+        # Which is captured too: fewer would be filled up to no size that the answer has.
+        "--max-running-requests": max(one.sequences, 0 if one.job.max_sequences else decode_rows(one.report.case))
+        * groups,
         "--chunked-prefill-size": one.step_tokens * groups,
         "--mem-fraction-static": one.share,
     }
@@ -85,10 +88,14 @@ def words_of(one: Deployment) -> Words:
     words = _parallel(one) | _limits(one) | types(one, "SGLang", _CACHES, launch_types) | _proposed(one, launch_types)
     if one.report.case.engine.host.eager_decode:
         words["--disable-cuda-graph"] = True
+    elif sizes := one.job.captured_sizes:
+        words[_SIZES] = tuple(sorted({*sizes}))
     elif one.job.captured_sequences > 0:
         words[_CAPTURED] = one.job.captured_sequences
     elif one.job.captured_sequences == 0:
         words[_UNCAPTURED] = True
+    if one.job.disable_cuda_graph_padding:
+        words[_UNPADDED] = True
     if "synchronous" in one.report.case.engine.launched_with:
         words["--disable-overlap-schedule"] = True
     if "flashinfer_gemm" in one.report.case.engine.launched_with:
@@ -195,6 +202,24 @@ def _no_graphs(line: LaunchLine, words: tuple[str, str]) -> bool:
     return off
 
 
+def _captured(line: LaunchLine) -> dict[str, Any]:
+    """Return the steps of decoding that a line captures; none leaves them to the engine.
+
+    0.5.23 srt/arg_groups/cuda_graph_hook.py: sizes that are listed, else the engine's own up to the largest that is
+    said, every one of them where none is filled up.
+    """
+    if _no_graphs(line, _DECODING):
+        return {"captured_sequences": 0}
+    words = re.sub(r"[\[\],]", " ", line.word(_SIZES)).split()
+    if any(not re.fullmatch("[1-9][0-9]{0,8}", word) for word in words):
+        line.problems.add(_SIZES, " ".join(words), "must be whole numbers of sequences", "write for example 1 2 4 8")
+        words = []
+    captured: dict[str, Any] = {"disable_cuda_graph_padding": line.flag(_UNPADDED)}
+    if words:
+        return captured | {"captured_sizes": tuple(sorted({int(word) for word in words}))}
+    return captured | ({"captured_sequences": most} if (most := line.whole(_CAPTURED)) else {})
+
+
 def _step_tokens(line: LaunchLine, groups: int) -> int:
     """Return the tokens of a step of a group of attention, 0 for the engine's own.
 
@@ -260,8 +285,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "max_batched_tokens": _step_tokens(line, groups),
         "max_context": line.whole("--context-length"),
     }
-    if (off := _no_graphs(line, _DECODING)) or line.whole(_CAPTURED):
-        values["captured_sequences"] = 0 if off else line.whole(_CAPTURED)
+    values |= _captured(line)
     if line.flag("--enable-lora"):
         values |= {"adapter_rank": line.whole("--max-lora-rank"), "adapters": line.whole("--max-loras-per-batch") or 8}
     role = line.word("--disaggregation-mode")

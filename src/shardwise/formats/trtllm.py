@@ -29,6 +29,7 @@ _GENERATED = "TRTLLM"
 _CHUNKED = "chunked"
 _GRAPHS = "cuda_graph_config"
 _ROLES = {"context": "prefill", "CONTEXT": "prefill", "generation": "decode", "GENERATION": "decode"}
+_UNPADDED = 32  # llm_args.py, _generate_cuda_graph_batch_sizes: every size up to it without padding, few beyond
 _SEQUENCES = 2048  # llm_args.py, max_batch_size where nothing is said
 _WINDOW = "kv_cache_config.max_attention_window"
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4"}
@@ -96,10 +97,14 @@ def _adapted(model: Architecture, rank: int, problems: Problems) -> list[str]:
 
 
 def _graphs(one: Deployment) -> dict[str, Any] | None:
-    """Return the decode steps that are captured: all that may run, or as many sequences as a job says."""
-    stated, most = one.job.captured_sequences, one.stage_sequences
-    captured = min(stated, most) if stated >= 0 else most
-    return {"max_batch_size": captured, "enable_padding": True} if captured else None
+    """Return the decode steps that are captured: all that may run, or those that a job says."""
+    job, most, padded = one.job, one.stage_sequences, not one.job.disable_cuda_graph_padding
+    if job.captured_sizes:
+        return {"batch_sizes": sorted({min(size, most) for size in job.captured_sizes}), "enable_padding": padded}
+    captured = min(job.captured_sequences, most) if job.captured_sequences >= 0 else most
+    if captured > _UNPADDED and not padded:
+        return {"batch_sizes": list(range(1, captured + 1)), "enable_padding": False}
+    return {"max_batch_size": captured, "enable_padding": padded} if captured else None
 
 
 def tree_of(one: Deployment) -> dict[str, Any]:
@@ -216,29 +221,32 @@ def _adapters(line: LaunchLine) -> dict[str, Any]:
     return {"adapter_rank": line.whole("lora_config.max_lora_rank") or 64, "adapters": count or 1}
 
 
-def _captured(line: LaunchLine) -> int:
-    """Return the sequences up to which a launch replays every decode step, -1 where that are all that it runs.
+def _captured(line: LaunchLine) -> dict[str, Any]:
+    """Return which decode steps a launch replays: sizes that it lists, or up to how many sequences, if not all it runs.
 
     Sources: tensorrt_llm/llmapi/llm_args.py CudaGraphConfig, 1.0 to 1.3.0rc27 (up to 128 sequences, without padding,
     unless it is told: every size up to 32 and few beyond), and _torch/pyexecutor/cuda_graph_runner.py, which replays no
     graph of another size.
     """
     if line.values.get(_GRAPHS) is False:
-        return 0
+        line.assumed.append(f"decode launched kernel by kernel: {_GRAPHS} is null, leave it out")
+        return {"captured_sequences": 0}
     listed = line.values.get(f"{_GRAPHS}.batch_sizes")
-    sizes = {one for one in listed if type(one) is int} if isinstance(listed, list) else set()
+    sizes = {one for one in listed if type(one) is int and one > 0} if isinstance(listed, list) else set()
+    padded, most = line.flag(f"{_GRAPHS}.enable_padding"), line.whole("--max-batch-size") or _SEQUENCES
+    captured: dict[str, Any] = {} if padded else {"disable_cuda_graph_padding": True}
     largest = max(sizes, default=line.whole(f"{_GRAPHS}.max_batch_size") or 128)
-    if not line.flag(f"{_GRAPHS}.enable_padding"):
-        largest = next(n for n in range(len(sizes) + 1) if n + 1 not in sizes) if sizes else min(largest, 32)
-    return largest if largest < (line.whole("--max-batch-size") or _SEQUENCES) else -1
-
-
-def _launched_steps(captured: int) -> str:
-    """Return which decode steps are launched kernel by kernel, and what captures them."""
-    if not captured:
-        return f"decode launched kernel by kernel: {_GRAPHS} is null, leave it out"
-    rest = f"of which {_GRAPHS} captures single sizes at most: set its max_batch_size, and enable_padding"
-    return f"decode launched kernel by kernel beyond {captured} sequences, {rest}"
+    if sizes and (padded or sizes != set(range(1, largest + 1))):
+        captured["captured_sizes"] = tuple(sorted(sizes))
+    elif not (sizes or padded):
+        largest = min(largest, _UNPADDED)
+    if largest < most and "captured_sizes" not in captured:
+        captured["captured_sequences"] = largest
+    if largest < most or (not padded and "captured_sizes" in captured):
+        alone = f" but of {', '.join(map(str, sorted(sizes)))} sequences" if not padded and sizes else ""
+        rest = f"of which {_GRAPHS} captures single sizes at most: set its max_batch_size, and enable_padding"
+        line.assumed.append(f"decode launched kernel by kernel{alone or f' beyond {largest} sequences'}, {rest}")
+    return captured
 
 
 def _engine(line: LaunchLine, model: str) -> str:
@@ -306,9 +314,8 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     }  # fmt: skip
     values |= _speculation(line) | _adapters(line)
     role = line.word("--disaggregation-mode") or line.named("--server-role", _ROLES)
-    if role != "prefill" and (captured := _captured(line)) >= 0:
-        values["captured_sequences"] = captured
-        line.assumed.append(_launched_steps(captured))
+    if role != "prefill":
+        values |= _captured(line)
     if model and line.experts(model):
         ep = line.whole("--ep-size") or 1
         values |= {"ep": ep, "etp": line.whole("moe_tensor_parallel_size") or max(ranks // ep, 1)}

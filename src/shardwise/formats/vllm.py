@@ -92,8 +92,11 @@ def words_of(one: Deployment) -> Words:
         words["--enforce-eager"] = True
     if "synchronous" in one.report.case.engine.launched_with:
         words["--no-async-scheduling"] = True
-    if one.job.captured_sequences > 0:
-        words[_CAPTURED] = one.job.captured_sequences * (1 + one.job.num_speculative_tokens)
+    each = 1 + one.job.num_speculative_tokens
+    if sizes := one.job.captured_sizes:
+        words[_SIZES] = tuple(size * each for size in sorted({*sizes}))
+    elif one.job.captured_sequences > 0:
+        words[_CAPTURED] = one.job.captured_sequences * each
     if one.job.kv_cache_memory:
         words["--kv-cache-memory-bytes"] = math.ceil(one.job.kv_cache_memory)
     if one.job.language_model_only:
@@ -209,23 +212,30 @@ def _captures_nothing(line: LaunchLine) -> bool:
     return True
 
 
-def _captured_tokens(line: LaunchLine) -> int:
-    """Return the tokens of the largest step of decoding that a line captures, 0 where it leaves them to the engine.
+def _captured(line: LaunchLine, each: int) -> dict[str, Any]:
+    """Return the steps of decoding that a line captures, of so many tokens a sequence; none leaves them to it.
 
-    v0.33.0 vllm/config/vllm.py, _set_cudagraph_sizes: sizes that are listed, else all up to the largest that is said. A
-    step of decoding has those of all its guesses. What the graphs take, and prompts in them, stay the release's own.
+    v0.33.0 vllm/config/vllm.py, _set_cudagraph_sizes: sizes of tokens that are listed, else all up to the largest that
+    is said; vllm/config/compilation.py, adjust_cudagraph_sizes_for_spec_decode: rounded up to whole sequences, but for
+    those beyond the largest. What the graphs take, and prompts in them, stay the release's own.
     """
     config = str(line.values.get("--compilation-config", ""))
     tree = line.tree("--compilation-config") if config.startswith("{") else {}
     listed, most = tree.get("cudagraph_capture_sizes"), tree.get("max_cudagraph_capture_size")
-    sizes = [one for one in (listed if isinstance(listed, list) else [most]) if type(one) is int and one > 0]
+    sizes = [one for one in listed if type(one) is int and one > 0] if isinstance(listed, list) else []
+    most = most if type(most) is int and most > 0 else 0
     if tree.keys() <= {"cudagraph_mode", "mode", "level", "cudagraph_capture_sizes", "max_cudagraph_capture_size"}:
-        line.follow(("--compilation-config",) if sizes else (), "captured_sequences")
+        line.follow(("--compilation-config",) if sizes else (), "captured_sizes")
+        line.follow(("--compilation-config",) if most and not sizes else (), "captured_sequences")
     words = re.sub(r"[\[\],]", " ", line.word(_SIZES)).split()  # a list where --config has it
     if any(not re.fullmatch("[1-9][0-9]{0,8}", word) for word in words):
         line.problems.add(_SIZES, " ".join(words), "must be whole numbers of tokens", "write for example 1 2 4 8")
         words = []
-    return max(sizes, default=0) or max(map(int, words), default=0) or line.whole(_CAPTURED)
+    if sizes := sizes or list(map(int, words)):
+        whole = {-(-size // each) for size in sizes}
+        return {"captured_sizes": tuple(sorted(n for n in whole if n * each <= max(sizes))) or (1,)}
+    tokens = most or line.whole(_CAPTURED)
+    return {"captured_sequences": max(tokens // each, 1)} if tokens else {}
 
 
 def _tokens_of_blocks(line: LaunchLine, model: str) -> int:
@@ -293,6 +303,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         or sends.get(str(line.tree("--kv-transfer-config").get("kv_role")), "")
     )
     values |= _speculation(line)
-    if "eager" not in values["engine"] and (tokens := _captured_tokens(line)):
-        values["captured_sequences"] = max(tokens // (1 + values.get("num_speculative_tokens", 0)), 1)
+    captured = _captured(line, 1 + values.get("num_speculative_tokens", 0))
+    if "eager" not in values["engine"]:
+        values |= captured
     return line.launched(values, tp * pp * dp, role)
