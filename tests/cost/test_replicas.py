@@ -13,23 +13,29 @@ from shardwise.training import train
 
 # Cluster, type of products, ranks of the group by tier, and the share of cores that its messages hold.
 HELD = (
-    ("16xa100-sxm-80gb", (8, 8), 24 / 108),
-    ("16xa100-sxm-80gb", (8, 16), 16 / 108),
-    ("16xa100-sxm-80gb", (4, 16), 8 / 108),
-    ("16xa100-sxm-80gb", (1, 2), 2 / 108),
-    ("16xh100-sxm-80gb", (1, 2), 4 / 132),
-    ("16xh100-sxm-80gb", (8, 16), 0.5),
-    ("16xh100-sxm-80gb", (8, 8), 0.5),
-    ("16xb200-sxm-180gb", (8, 8), 32 / 148),
+    ("16xa100-sxm-80gb", "bf16", (8, 8), 24 / 108),
+    ("16xa100-sxm-80gb", "bf16", (8, 16), 16 / 108),
+    ("16xa100-sxm-80gb", "bf16", (4, 16), 8 / 108),
+    ("16xa100-sxm-80gb", "bf16", (1, 2), 2 / 108),
+    ("16xh100-sxm-80gb", "bf16", (1, 2), 4 / 132),
+    ("16xh100-sxm-80gb", "bf16", (8, 16), 0.5),
+    ("16xh100-sxm-80gb", "bf16", (8, 8), 0.5),
+    ("16xh100-sxm-80gb", "fp8", (1, 2), 0.35),
+    ("16xh100-sxm-80gb", "fp8", (8, 16), 0.35),
+    ("16xb200-sxm-180gb", "bf16", (8, 8), 0.35),
+    ("16xb200-sxm-180gb", "nvfp4", (1, 2), 0.35),
 )
 
 
-@pytest.mark.parametrize(("cluster", "at", "share"), HELD)
+@pytest.mark.parametrize(("cluster", "dtype", "at", "share"), HELD)
 def test_messages_hold_cores_by_the_ranks_of_their_group_in_a_node(
-    cluster: str, at: tuple[int, int], share: float
+    cluster: str, dtype: str, at: tuple[int, int], share: float
 ) -> None:
-    """NCCL holds cores for each adapter of a group in a node; beside more than are left, persistent products wait."""
-    found = overlap_slowdown(Cluster.parse(cluster), "bf16", Efficiencies())
+    """NCCL holds cores for each adapter of a group in a node; beside more than are left, persistent products wait.
+
+    Products on every core wait for any message.
+    """
+    found = overlap_slowdown(Cluster.parse(cluster), dtype, Efficiencies())
     assert found is not None
     assert found.lost_share(at) / found.longer == pytest.approx(share)
 

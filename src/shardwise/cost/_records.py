@@ -95,8 +95,8 @@ class Gemm:
     start_by_device: Mapping[str, float] = by_name()
     watts_per_flops: float = 0.0
     """Watts over the 16-bit peak of the device that was measured."""
-    persistent: bool = False
-    """Whether a kernel starts a block on almost every core and stays there."""
+    persistent_blocks: float = 0.0
+    """Blocks that a kernel starts once, one on a core, and that stay there; 0 of kernels with a block a tile."""
     whole: bool = False
     """Whether nothing is cut into tiles."""
     launches: Any = None

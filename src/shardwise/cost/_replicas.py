@@ -26,6 +26,8 @@ class OverlapSlowdown:
     """Cores that it holds at most in a node of eight; in domains of more, all that a message within one holds."""
     spare_cores: float
     """Cores that may be held before GEMMs take twice as long, which start a block on all the others."""
+    waits: float = 0.5
+    """What compute then loses of a message as long as alone: its share of GEMMs takes two rounds."""
     longer: float
     """By how much a message takes longer than alone."""
     usual: Network[Any] | None = None
@@ -51,7 +53,7 @@ class OverlapSlowdown:
         across = minimum(self.rank_cores * at[0], most)
         cores = above(at[-1], at[0], across, 0 * across + self.node_cores)
         share = cores / self.cores
-        return above(cores, self.spare_cores, maximum(share, 0.5), share) * self.longer
+        return above(cores, self.spare_cores, maximum(share, self.waits), share) * self.longer
 
 
 def overlap_slowdown(cluster: Cluster, dtype: str, imposed: Efficiencies) -> OverlapSlowdown | None:
@@ -67,15 +69,17 @@ def overlap_slowdown(cluster: Cluster, dtype: str, imposed: Efficiencies) -> Ove
         return None
     family = family_of(device)
     adapter = _adapter_cores(rule, device)
-    persistent = matmul_row(family, dtype)[0].persistent
+    blocks = matmul_row(family, dtype)[0].persistent_blocks
+    spare = max(device.num_cores - blocks, 0.0)
     return OverlapSlowdown(
         cores=float(device.num_cores),
         node_cores=rule.node_cores.get(family, rule.node_cores["other"]),
         rank_cores=adapter.each,
         most_cores=adapter.most,
-        spare_cores=device.num_cores - rule.persistent_blocks if persistent else float(device.num_cores),
+        spare_cores=spare,
+        waits=rule.waits if spare else rule.crowded_waits,
         longer=rule.longer,
-        usual=_usual_network(cluster, imposed) if persistent else None,
+        usual=_usual_network(cluster, imposed) if blocks and spare else None,
     )
 
 

@@ -45,7 +45,10 @@ class ReplicaMessages:
     """What messages between replicas take of compute."""
 
     longer: float
-    persistent_blocks: float
+    waits: float
+    """What compute loses of a message whose cores persistent products wait for, where these leave some free."""
+    crowded_waits: float
+    """The same of products on every core, which wait for any message."""
     node_cores: Mapping[str, float]
     adapters: tuple[Adapter, ...]
 
