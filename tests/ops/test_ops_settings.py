@@ -152,3 +152,30 @@ def test_frozen_weights_have_no_gradients_that_stand_in() -> None:
     thin = 8 * (4096 + (4096 + 2 * 1024)) + 8 * (4096 + 4096)
     (stage,) = report.evaluation.memory
     assert stage.framework == 2 * thin
+
+
+@pytest.mark.parametrize(
+    ("dtype", "recipe", "fused"),
+    [("fp8", "delayed", True), ("fp8", "mxfp8", True), ("fp8", "tensorwise", False), ("fp4", "", False),
+     ("bf16", "delayed", False)],
+)  # fmt: skip
+def test_a_fused_activation_makes_the_casts_of_the_products_beside_it(dtype: str, recipe: str, fused: bool) -> None:
+    """Where scales are known ahead or are of a block: that of the last one forward, that of the first one backward."""
+    stack = replace(find_stack("megatron"), fuses_operators=True, settings=Settings(fp8_recipe=recipe))
+    work: TokenBatch[Any] = TokenBatch(B=1, S=128, context=0, dtype=dtype)
+    model = load_model("llama-3.1-8b")
+    ops = block_ops(lay_out(ONE, work, LayoutOptions(stack=stack)), model.layers[0], model.hidden)
+    casts = {op.role: op.casts for op in ops if op.role in ("up", "down")}
+    both = ("forward", "input")
+    assert casts == {"up": both[:1] if fused else both, "down": both[1:] if fused else both}
+
+
+def test_steps_without_casts_are_shorter_by_what_they_move() -> None:
+    """14,336 values a token forward and twice as many backward, each read in 16 bits and written twice in 8."""
+    model, seconds = load_model("llama-3.1-8b"), []
+    for fuses in (False, True):
+        stack = replace(find_stack("megatron-bridge"), fuses_operators=fuses, settings=Settings(fp8_recipe="delayed"))
+        job, options = Training(seq_len=4096, global_batch=1, precision="fp8"), TrainingOptions(stack=stack)
+        seconds.append(train(model, Cluster.parse("1xb200"), Plan(), job, options))
+    rate = seconds[0].evaluation.rates.memory_bytes
+    assert seconds[0].step_seconds - seconds[1].step_seconds == pytest.approx(32 * 4096 * 3 * 14336 * 4 / rate)

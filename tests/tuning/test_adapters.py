@@ -386,6 +386,17 @@ def test_a_row_parallel_layer_adds_the_adapter_of_its_own_tokens(
     assert ops["out.add"].forward_bytes == 2 * 5 * rows * 4096
 
 
+@pytest.mark.parametrize(("tp", "ahead", "back"), [(1, 2, 0), (2, 10, 4)])
+def test_fused_operators_add_adapters_within_their_products(tp: int, ahead: int, back: int) -> None:
+    """The product of B reads the layer's result and writes the sum; over tensor-parallel ranks nothing is fused yet."""
+    stack, model = replace(find_stack("megatron-bridge"), fuses_operators=True), Model.load("llama-3.1-8b")
+    tuning = tuning_of(Training(seq_len=64, global_batch=1, adapter="lora", targets=("o",)), stack)
+    y = layout({"B": 1, "S": 64}, "megatron-bridge", tp=tp, tuning=tuning)
+    y = lay_out(y.degrees, y.work, replace(y.choices, stack=stack))
+    (added,) = [op for op in block_ops(y, model.layers[0], model.hidden) if op.name == "out.add"]
+    assert (added.forward_bytes, added.backward_bytes) == (ahead * 64 * 4096, back * 64 * 4096)
+
+
 def test_adapters_cost_a_third_less_than_full_training() -> None:
     """Frozen products have no weight gradient: 4 FLOPs a parameter and token where full training has 6."""
     model = Model.load("llama-3.1-8b")

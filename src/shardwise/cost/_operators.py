@@ -338,7 +338,7 @@ def head_share(dims: X, pair_dims: float) -> X:
 
 def _cast(rates: Rates[X], op: Op[X], which: str) -> X:
     """Return seconds to cast what enters a narrow GEMM: the input, or the gradient of the output."""
-    if is_plain(rates.cast_traffic, 0):
+    if is_plain(rates.cast_traffic, 0) or which not in op.casts:
         return 0 * op.rows
     width = op.inner if which == "forward" else op.columns
     return rates.cast_traffic * (op.batch * op.rows * width) / rates.memory_bytes

@@ -136,7 +136,8 @@ class Op(Generic[X]):
     side of them that tensor parallelism splits. `widened_bytes` are moved before a pass to make 16 bits of weights
     that are stored in fewer, beside which `decoding_flops` run on vector units. `row_blocks` are blocks of threads that
     a pass starts, one for each row of a norm, however short; 0 where kernels share them out otherwise. `context` are
-    the tokens of a sequence, those that a window leaves out among them.
+    the tokens of a sequence, those that a window leaves out among them. `casts` are the passes of a narrow GEMM before
+    which a kernel of its own casts what enters it.
     """
 
     name: str
@@ -160,6 +161,7 @@ class Op(Generic[X]):
     takes: tuple[str, ...] = ()
     makes: tuple[str, ...] | None = None
     without: tuple[Gradient, ...] = ()
+    casts: tuple[str, ...] = ("forward", "input")
     modules: tuple[str, ...] = ()
     split: Literal["", "inputs", "outputs"] = ""
     widened_bytes: X | float = 0

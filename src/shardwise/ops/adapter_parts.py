@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, Literal, TypeAlias
 
-from shardwise.ledger.number import X, divide, is_plain
+from shardwise.ledger.number import X, above, divide, is_plain
 from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
 from shardwise.models import layer_name, layer_names
 from shardwise.ops.layout import Layout, matmul_flops, memory_op
@@ -132,15 +132,20 @@ def _messages(y: Layout[X], op: Op[X], module: AdaptedLinear[X], r: int) -> tupl
 def added(y: Layout[X], tuning: Tuning, op: Op[X], module: AdaptedLinear[X], delta: str) -> Op[X]:
     """Return what scales an adapter's result and adds it to the layer's; in fp32 the sum is cast back.
 
-    Under sequence parallelism a rank has its tokens of what a layer that is split by inputs makes.
+    Under sequence parallelism a rank has its tokens of what a layer that is split by inputs makes. Where operators are
+    fused the GEMM of B reads the layer's result and writes the sum, scaled, without tensor parallelism
+    (Megatron-Bridge peft/lora_layers.py TEFusedLoRALinear, peft/lora.py enable_op_fuser).
     """
     elements, w = op.rows * module.columns, y.a if tuning.autocast else tuning.width
     if op.split == "inputs" and y.choices.sequence_parallel:
         elements = divide(elements, y.degrees.tp)
     wider = w != y.a
     moved = (2 * w + (y.a + 2 * w) + (w + y.a if wider else 0), 2 * w + (y.a + w if wider else 0))
+    ahead, back = moved[0] * elements, moved[1] * elements
+    if y.stack.fuses_operators and not wider:
+        ahead, back = above(y.degrees.tp, 1, ahead, y.a * elements), above(y.degrees.tp, 1, back, 0 * elements)
     return step(
-        y, f"{module.name}.add", op, (moved[0] * elements, moved[1] * elements), kernels=3 if wider else 2,
+        y, f"{module.name}.add", op, (ahead, back), kernels=3 if wider else 2,
         takes=(delta,), makes=module.makes, output_bytes=w * elements,
     )  # fmt: skip
 

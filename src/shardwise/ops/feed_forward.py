@@ -81,6 +81,15 @@ def activation_op(y: Layout[X], name: str, m: MLP | MoE, rows: X, width: X) -> t
     return op, out
 
 
+def makes_casts(y: Layout[X]) -> bool:
+    """Return whether the kernel of a dense activation writes what the GEMM behind it multiplies, in both directions.
+
+    TransformerEngine pytorch/ops/basic/swiglu.py with the quantiser of the next operator, in one kernel where scales
+    are known ahead or are of a block of 32 (csrc/extensions/activation.cpp).
+    """
+    return y.stack.fuses_operators and y.stack.settings.fp8_recipe in ("delayed", "mxfp8") and y.work.dtype == "fp8"
+
+
 def mlp(y: Layout[X], m: MLP, D: int, source: Tensor[X], name: str = "mlp") -> tuple[Op[X], ...]:
     """Return the operators of a dense feed-forward; RWKV's has learned mixes of two inputs and a receptance too.
 
@@ -100,7 +109,10 @@ def mlp(y: Layout[X], m: MLP, D: int, source: Tensor[X], name: str = "mlp") -> t
         inputs=F, outputs=D + 0 * F, whole_inputs=m.ffn, whole_outputs=D, bias=m.bias, role="down", modules=("down",)
     )
     act, product = activation_op(y, name, m, y.tokens, F)
-    ops = (y.column(f"{name}.up", name, up, source), act, y.row(f"{name}.down", name, down, product))
+    first, last = y.column(f"{name}.up", name, up, source), y.row(f"{name}.down", name, down, product)
+    if makes_casts(y):
+        first, last = replace(first, casts=("forward",)), replace(last, casts=("input",))
+    ops = (first, act, last)
     return (*ops, *_receptance(y, D, source, name)) if m.style == "rwkv" else ops
 
 

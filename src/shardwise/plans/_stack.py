@@ -61,8 +61,7 @@ class Stack:
     experts_loop: bool  # Python launches the kernels of one expert, a module of linear layers, after another.
     pads_gemms: bool  # The compiler pads operands whose rows do not start at multiples of 16 bytes.
     adapts_experts: Literal["peft", "listed", "parameters", "none"]
-    """Who looks for experts that are parameters among targets: peft, by its "all-linear" or by the names that the
-    framework "listed" of linear layers, the framework itself, or none of them."""
+    """Who finds experts that are parameters: peft by "all-linear" or names "listed" by it, the framework, or none."""
     leaves_expert_dropout: bool
     """Adapters of experts that peft finds by name have no dropout where others have, which peft itself refuses."""
     experts_kernel: str
@@ -151,6 +150,8 @@ class Stack:
     """Its fused linear cross entropy is a switch of Liger's, which brings norms, activations and rotary embeddings."""
     adapter_joint: bool
     """Queries, keys and values, and gate and up, have one adapter where they are one GEMM of the framework."""
+    fuses_operators: bool
+    """Transformer Engine's operator fuser: activations make casts of products, adapters add within their own."""
     exchanges_adapters: bool
     """Sequence parallelism exchanges results of adapters behind row-parallel layers all to all, and gathers none."""
     keeps_narrow_inputs: bool
@@ -197,8 +198,7 @@ class Stack:
     flattens_gradients: bool
     """Gradients are copied into whole buckets, two where their reduction hides, and made flat in fp32 to update."""
     accumulates_whole: Literal["", "trained", "units"]
-    """What has whole gradients between micro-batches though they are sharded, as FSDP's no_sync leaves them: weights
-    that train, or whole flat parameters, frozen weights too."""
+    """What of sharded gradients stays whole between micro-batches (no_sync): of what trains, or flat parameters."""
     wide_embedding_moments: bool
     """Optimizers of bitsandbytes keep fp32 moments of the embedding."""
     optimizer_step: Literal["single", "foreach", "fused"]
