@@ -230,6 +230,7 @@ def stack(reader: Reader, name: str = "megatron") -> Stack:
         overlap_gradients=reader.flag("overlap_grad_reduce") or fsdp,
         overlap_parameters=reader.flag("overlap_param_gather") or fsdp,
         overlap_tensor=reader.flag("tp_comm_overlap"),
+        fuses_operators=reader.flag("use_transformer_engine_op_fuser"),
         overlap_experts="always" if _overlaps_experts(reader, base) else base.overlap_experts,
         overlap_sends=sends,
         loss=_loss(reader, base),

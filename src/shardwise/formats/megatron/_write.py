@@ -343,23 +343,23 @@ def _stack(case: ExportCase) -> Args:
     stack, p, moe = case.stack, case.plan, _first(case.model, MoE)
     sharded, feed = "--use-distributed-optimizer" in _SHARDINGS.get(p.sharding, {}), _first(case.model, MLP) or moe
     lets = p.ep > 1 and (p.pp == 1 or p.vpp > 1) and p.recompute != "full" and "moe" not in p.modules
-    fusion = "--no-bias-swiglu-fusion" if feed is not None and feed.gated else "--no-bias-gelu-fusion"
     words: Args = {
         "--transformer-impl": "transformer_engine",
         "--attention-backend": "unfused" if stack.attention == "scores" else None,
         "--overlap-grad-reduce": stack.overlap_gradients,
         "--overlap-param-gather": stack.overlap_parameters and stack.overlap_gradients and sharded,
         "--tp-comm-overlap": stack.overlap_tensor,
+        "--use-transformer-engine-op-fuser": stack.fuses_operators,
         "--no-overlap-p2p-communication": "interleaved" not in stack.overlap_sends,
         "--make-vocab-size-divisible-by": stack.vocab_multiple,
-        fusion: stack.activation == "eager",
+        f"--no-bias-{'swiglu' if feed and feed.gated else 'gelu'}-fusion": stack.activation == "eager",
         "--cross-entropy-loss-fusion": stack.loss_kernel in ("vocab-parallel-compiled", "vocab-parallel-in-place"),
         "--cross-entropy-fusion-impl": "te" if stack.loss_kernel == "vocab-parallel-in-place" else None,
     }
-    words |= dict.fromkeys(_BESIDE, lets and stack.overlap_experts == "always")
     kinds = {"deduplicated": ("flex", "hybridep"), "deepep-1": ("flex", "deepep"), "all-gather": ("allgather",)}
     names = ("--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend") if moe is not None else ()
-    return words | dict(zip(names, kinds.get(stack.dispatch, ()), strict=False))
+    beside = dict.fromkeys(_BESIDE, lets and stack.overlap_experts == "always")
+    return words | beside | dict(zip(names, kinds.get(stack.dispatch, ()), strict=False))
 
 
 def _lost(case: ExportCase, words: list[str]) -> Differences:
