@@ -291,6 +291,20 @@ def test_weights_gathered_in_8_bits_are_half_the_message() -> None:
     assert narrow.hidden_seconds < wide.hidden_seconds
 
 
+def test_tables_and_norms_are_gathered_in_16_bits_with_the_last_bucket() -> None:
+    """Of weights in 8 bits Megatron's linear layers alone travel so; both tables wait with the last bucket."""
+    stack, job = find_stack("megatron-bridge"), replace(JOB, precision="fp8")
+    model, plan = load_model("llama-2-7b"), replace(FSDP, dp=8, sharding="distributed-optimizer")
+    wide, narrow = (
+        comm(model, Cluster.parse("8xh100-sxm-80gb"), plan, job, TrainingOptions(stack=one))
+        for one in (replace(stack, settings=Settings(fp8_param_gather=stored)) for stored in (False, True))
+    )
+    layers = model.num_layers * 4096 * (4 * 4096 + 3 * 11008)
+    assert wide.axes["dp"].bytes_per_step - narrow.axes["dp"].bytes_per_step == pytest.approx(layers)
+    late, early = (one.report.evaluation.step.gradients_exposed for one in (narrow, wide))
+    assert late > early
+
+
 def test_weights_gathered_in_8_bits_stay_in_half_the_room() -> None:
     """What torchao's float8 all-gather brings is what a layer keeps until backward, where FSDP keeps it whole."""
     stack, job = find_stack("fsdp2-compiled"), replace(JOB, precision="fp8-amp")

@@ -356,7 +356,8 @@ def data_parallel_seconds(
         return zero, zero, zero, zero
     reduced, updated = reductions(recipe, parts, stage), updates(recipe, parts, stage)
     grads = named(state_seconds(costs, reduced, zero), "gradient reduction")
-    hides, table = costs.may_overlap("dp"), stage.with_table_alone()
+    hides = costs.may_overlap("dp")
+    table = stage.with_last_bucket_alone(bool(recipe.narrow_gather_bytes))
     shown = grads
     if hides and recipe.stack.overlap_gradients:
         end = state_seconds(costs, reductions(recipe, parts, table), zero)

@@ -51,6 +51,20 @@ class Stages(Generic[X]):
         layers, none = tuple(0 * n for n in self.layers), 0 * self.count
         return replace(self, layers=layers, mirrored=layers, ends=none, mirrored_ends=none)
 
+    def with_tables_alone(self) -> Stages[X]:
+        """Return a stage with no more than its tables, of input and output."""
+        layers = tuple(0 * n for n in self.layers)
+        return replace(self, layers=layers, mirrored=layers)
+
+    def with_last_bucket_alone(self, wide: bool) -> Stages[X]:
+        """Return a stage with what is in one bucket with the input table: the head beside it, if `wide`.
+
+        Of weights in 8 bits all that is in 16 goes with the last bucket (Megatron-LM
+        core/distributed/param_and_grad_buffer.py, partition_buckets).
+        """
+        table = self.with_table_alone()
+        return replace(table, ends=self.embeds * self.ends) if wide else table
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:

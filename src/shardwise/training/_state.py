@@ -119,9 +119,13 @@ def _updated(
 ) -> tuple[StateMessage[X], StateMessage[X]]:
     """Return what hands the new weights of one class of parameters to all copies."""
     verb: Verb = "broadcast" if recipe.stack.broadcasts_weights else "all_gather"
-    dense, expert = _whole_stage(
-        parts, stage, verb, recipe.narrow_gather_bytes or recipe.precision.weight_bytes, tensor
-    )
+    narrow, wide = recipe.narrow_gather_bytes, recipe.precision.weight_bytes
+    dense, expert = _whole_stage(parts, stage, verb, narrow or wide, tensor)
+    if narrow:
+        # Tables and norms stay in 16 bits (Megatron-LM core/fp8_utils.py, is_float8tensor of weights of linear layers).
+        table, others, _, _ = owned(parts, stage.with_tables_alone())
+        more = table + others + owned(parts, stage)[1] - others
+        dense = replace(dense, size_bytes=dense.size_bytes + (wide - narrow) * more)
     if recipe.splits_replicas:
         dense, expert = replace(dense, group="shard"), replace(expert, group="expert_shard")
     if not recipe.stack.broadcasts_weights:
