@@ -358,8 +358,8 @@ def _stack(case: ExportCase) -> Args:
     }
     kinds = {"deduplicated": ("flex", "hybridep"), "deepep-1": ("flex", "deepep"), "all-gather": ("allgather",)}
     names = ("--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend") if moe is not None else ()
-    beside = dict.fromkeys(_BESIDE, lets and stack.overlap_experts == "always")
-    return words | beside | dict(zip(names, kinds.get(stack.dispatch, ()), strict=False))
+    overlapped = dict.fromkeys(_BESIDE, lets and stack.overlap_experts == "always")
+    return words | overlapped | dict(zip(names, kinds.get(stack.dispatch, ()), strict=False))
 
 
 def _lost(case: ExportCase, words: list[str]) -> Differences:
