@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardwise.formats.megatron._reader import Reader
 from shardwise.plans import Stack, find_stack
 from shardwise.records import replace
 
 
-def launch_seconds(reader: Reader, base: Stack) -> dict[str, float]:
+def launch_seconds(reader: Reader, base: Stack) -> dict[str, Any]:
     """Return seconds in which the host launches modules, by field, where they are not those of most runs of a stack.
 
     Megatron-Bridge's is that of its performance recipes. Others capture none: 217 of 226 settings of cuda_graph_impl
