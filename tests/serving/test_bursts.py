@@ -124,6 +124,19 @@ def test_what_was_not_measured_has_no_burst() -> None:
         assert bool(table.spared) == known
 
 
+def test_a_clock_is_told_of_prompts_alone() -> None:
+    """Both answers say which of them counts it; a model that makes no tokens is never served, and says nothing."""
+    said = loaded(1.0, 500, 10, count=10).assumptions
+    alone = infer(load_model("llama-3.1-8b"), Cluster.parse("1xh100-sxm-80gb"), Plan(), Serving())
+    notes = [[one for one in notes if one.startswith("clock:")] for notes in (said, alone.assumptions)]
+    assert notes[0] == notes[1]
+    assert notes[0][0].endswith("0.095 to 0.19 s: serve counts that, infer does not")
+    encoder = Serving(input_tokens=257, output_tokens=0)
+    for name in ("bert-large", "vit-huge"):
+        report = infer(load_model(name), Cluster.parse("1xh100-sxm-80gb"), Plan(), encoder)
+        assert not any(note.startswith("clock:") for note in report.assumptions)
+
+
 def test_explain_opens_prompts_at_both_clocks() -> None:
     """The first token opens to prompts at the clock that lasts and at the highest, which add up to it."""
     report = loaded(12.0, 2000, 20, count=100)

@@ -9,15 +9,18 @@ import pytest
 
 from serving.serving_cases import ask, model_of, moe_block
 from shardwise.errors import InputError
+from shardwise.hardware import Cluster
 from shardwise.ledger.op import Op
-from shardwise.plans import Plan, Serving
-from shardwise.serving import EngineStep, engine_names, find_engine
+from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
+from shardwise.serving import EngineStep, ServingOptions, engine_names, find_engine
 from shardwise.serving._captured import padded_sequences
 from shardwise.serving._case import ServingCase
 from shardwise.serving._ledger import step_ledger
 from shardwise.serving._sizes import ServingSizes, sizes_of
+from shardwise.serving.load import LoadOptions, serve
 
 EXPERTS = model_of(moe_block(64, 4))
+GUESSES: dict[str, Any] = {"speculative_method": "ngram", "num_speculative_tokens": 2, "acceptance_length": 2.0}
 
 
 def case_of(engine: str, job: Serving, plan: Plan | None = None) -> tuple[ServingCase, ServingSizes[float]]:
@@ -175,8 +178,34 @@ def test_columns_are_filled_as_numbers_are() -> None:
         assert together.tolist() == [padded_sequences(case, sizes, count, 1) for count in counts]
 
 
-@pytest.mark.parametrize(("engine", "batch", "said"), [("vllm", 9, "16"), ("vllm", 16, ""), ("vllm-eager", 9, "")])
-def test_an_answer_says_as_how_many_its_steps_run(engine: str, batch: int, said: str) -> None:
-    """What is added to a batch is among what was assumed, and nothing where nothing is."""
-    notes = ask(EXPERTS, Serving(batch=batch), Plan(), "h100-sxm-80gb", engine=engine).evaluation.notes
-    assert [one.split()[4] for one in notes if "captured size" in one] == [said] * bool(said)
+@pytest.mark.parametrize(
+    ("engine", "job", "said"),
+    [
+        ("vllm", {"batch": 9}, "decode steps of 9 sequences run as 16: vLLM pads"),
+        ("vllm", {"batch": 16}, ""),
+        ("vllm-eager", {"batch": 9}, ""),
+        ("vllm", GUESSES | {"batch": 1}, ""),
+        ("vllm", GUESSES | {"batch": 5}, "decode steps of 15 tokens run as 16: vLLM pads"),
+        ("sglang", GUESSES | {"batch": 5}, "decode steps of 5 sequences run as 8: SGLang pads"),
+    ],
+)
+def test_an_answer_says_as_how_many_its_steps_run(engine: str, job: dict[str, Any], said: str) -> None:
+    """What is added to a batch is among what was assumed, in whole sequences or tokens; nothing is said of nothing."""
+    notes = ask(EXPERTS, Serving(**job), Plan(), "h100-sxm-80gb", engine=engine).evaluation.notes
+    found = [one for one in notes if " pads " in one]
+    assert found == [f"{said} them to the next captured graph"] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("engine", "job", "padded"),
+    [("vllm", {}, True), ("vllm", GUESSES, True), ("sglang", {}, True), ("vllm-eager", {}, False)],
+)
+def test_a_server_says_that_its_steps_are_padded(engine: str, job: dict[str, Any], padded: bool) -> None:
+    """Who runs beside whom changes from step to step: an answer under load says it of all steps, and of no batch."""
+    lengths = {"input_tokens": Length(mean=100), "output_tokens": Length(mean=10)}
+    asked = Workload(**lengths, arrivals=Arrivals(rate=1.0), count=10)
+    options = LoadOptions(serving=ServingOptions(engine=engine))
+    report = serve(EXPERTS, Cluster.parse("1xh100-sxm-80gb"), Plan(), asked, Serving(**job), options)
+    said = [one for one in report.assumptions if " pads " in one]
+    brand = report.base.case.engine.brand
+    assert said == [f"{brand} pads decode steps to the next captured graph"] * padded

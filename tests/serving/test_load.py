@@ -1128,3 +1128,15 @@ def test_a_step_more_runs_in_older_sglang_after_the_last_answer() -> None:
     step = reports[0].latencies["itl"]["p50"]
     assert 0.4 * step < older - newest < step
     assert synchronous < older
+
+
+@pytest.mark.parametrize("engine", ["sglang-0.5.13", "sglang-0.5.7"])
+def test_no_step_runs_behind_the_last_answer_where_steps_are_scheduled_in_turn(engine: str) -> None:
+    """SGLang that caches the prefixes of models with states schedules in turn: none is under way as the last ends."""
+    cluster, load = Cluster.parse("1xh100-sxm-80gb"), workload(count=20, arrivals=Arrivals(kind="closed", users=1))
+    policies = [
+        serve(load_model(model), cluster, Plan(), load, None, LoadOptions(serving=ServingOptions(engine=name))).policy
+        for model in ("lfm2-1.2b", "llama-3.1-8b")
+        for name in (f"{engine}-prefix-cache", engine)
+    ]
+    assert [(one.async_scheduling, one.overshoots) for one in policies] == [(False, False), *[(True, True)] * 3]

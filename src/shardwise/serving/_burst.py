@@ -21,10 +21,10 @@ def burst_of(case: ServingCase) -> Burst | None:
 
     >>> from shardwise.hardware import Cluster
     >>> from shardwise.models import load_model
-    >>> from shardwise.plans import Plan
+    >>> from shardwise.plans import Plan, Serving
     >>> from shardwise.serving import infer
-    >>> model = load_model("llama-3.1-8b")
-    >>> [burst_of(infer(model, Cluster.parse(name), Plan()).case) is None for name in ("h100", "h200", "a100")]
+    >>> model, devices = load_model("llama-3.1-8b"), ("h100-sxm-80gb", "h200-sxm-141gb", "a100-sxm-80gb")
+    >>> [burst_of(infer(model, Cluster.parse(f"1x{one}"), Plan(), Serving()).case) is None for one in devices]
     [False, True, True]
     """
     device, wanted = case.cluster.device, case.efficiencies
@@ -34,12 +34,12 @@ def burst_of(case: ServingCase) -> Burst | None:
 
 
 def burst_notes(case: ServingCase) -> tuple[str, ...]:
-    """Return what is said of a device whose clock lasts for a while."""
+    """Return what is said of a device whose clock lasts for a while, which runs prompts of a server."""
     burst = burst_of(case)
-    if burst is None:
+    if burst is None or not case.model.generates:
         return ()
-    note = f"clock: power limits it after {burst.full_seconds:.2g} to {burst.gone_seconds:.2g} s of prompts, whose"
-    return (f"{note} products are {burst.share:.0%} faster before: under load after pauses, not back to back",)
+    note = f"clock: after a pause GEMMs of prompts are {burst.share:.0%} faster, until power limits it within"
+    return (f"{note} {burst.full_seconds:.2g} to {burst.gone_seconds:.2g} s: serve counts that, infer does not",)
 
 
 def at_clock(costs: EngineCostModel[X], clock: Any) -> EngineCostModel[X]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
@@ -133,14 +134,26 @@ def decode_rows(case: ServingCase) -> int:
 
 
 def captured_notes(case: ServingCase, sizes: ServingSizes[X]) -> tuple[str, ...]:
-    """Return how many sequences the decode steps of a batch are run as, nothing where it has a captured size."""
+    """Return as how many the decode steps of a batch are run, nothing where it has a captured size, or is of one."""
     batch: object = sizes.batch
-    if not isinstance(batch, (int, float)) or not case.job.output_tokens or not case.job.use_kv_cache:
+    if not isinstance(batch, (int, float)) or batch == 1 or not case.job.output_tokens or not case.job.use_kv_cache:
         return ()
-    rows: object = padded_sequences(case, sizes, sizes.batch, 1 + case.job.num_speculative_tokens)
+    each = 1 + case.job.num_speculative_tokens
+    rows: Any = padded_sequences(case, sizes, sizes.batch, each)
     if rows == batch:
         return ()
-    return (f"decode steps run as {rows:.4g} sequences: {case.engine.brand} fills {batch:g} up to a captured size",)
+    tokens = each if case.engine.host.captured_tokens else 1
+    what = "sequences" if tokens == 1 else "tokens"
+    run = f"decode steps of {batch * tokens:g} {what} run as {rows * tokens:g}"
+    return (f"{run}: {case.engine.brand} pads them to the next captured graph",)
+
+
+def padding_notes(case: ServingCase) -> tuple[str, ...]:
+    """Return that decode steps of a server are padded, nothing where none of up to 16 sequences is."""
+    each, sizes = 1 + case.job.num_speculative_tokens, sizes_of(case.model, case.plan, case.job, case.domains)
+    if case.job.output_tokens < 2 or all(padded_sequences(case, sizes, n, each) == n for n in range(1, 17)):
+        return ()
+    return (f"{case.engine.brand} pads decode steps to the next captured graph",)
 
 
 def routed_share(case: ServingCase, sizes: ServingSizes[X], share: X) -> X | float:

@@ -39,13 +39,16 @@ def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X])
     return own + named(leaf("for a sequence", each, host.name, "s") * step.sequences, "host work for each sequence")
 
 
-def _serial_seconds(case: ServingCase) -> float:
-    """Return seconds in which the device waits for the next step to be scheduled, 0 where that is done meanwhile."""
+def schedules_serially(case: ServingCase) -> bool:
+    """Return whether an engine schedules the steps of a model one after another, for what it caches of its states."""
     engine, model = case.engine, case.model
     waits = engine.memory.caches_prefixes and keeps_states(model.kinds)
-    if not waits or not re.fullmatch(engine.host.serial_families, model.family):
-        return 0.0
-    return engine.host.serial_seconds * host_slowness(case.cluster.device)
+    return waits and re.fullmatch(engine.host.serial_families, model.family) is not None
+
+
+def _serial_seconds(case: ServingCase) -> float:
+    """Return seconds in which the device waits for the next step to be scheduled, 0 where that is done meanwhile."""
+    return case.engine.host.serial_seconds * host_slowness(case.cluster.device) if schedules_serially(case) else 0.0
 
 
 def launches(case: ServingCase, ledger: StepLedger[X], roles: Iterable[OpRole] = ()) -> float:

@@ -14,7 +14,9 @@ from shardwise.plans import Arrivals, Plan, Serving, Workload
 from shardwise.records import dataclass, replace
 from shardwise.serving._cache import keeps_states
 from shardwise.serving._capacity import state_block
+from shardwise.serving._captured import padding_notes
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
+from shardwise.serving._host import schedules_serially
 from shardwise.serving._policy import Policy, limits_of, most_speculating, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving._speculation import tokens_per_step
@@ -103,7 +105,7 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
     )
     if keeps_states(case.model.kinds):
         policy = policy.of_states(state_block(case))
-    if engine.host.schedules_between(job.speculative_method):
+    if engine.host.schedules_between(job.speculative_method) or schedules_serially(case):
         policy = replace(policy, async_scheduling=False)
     settings = {name: getattr(options, name) for name in ("async_scheduling", "balance_steps", "receive_steps")}
     policy = replace(policy, batch_wait=options.batch_wait, **{n: v for n, v in settings.items() if v is not None})
@@ -333,7 +335,8 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
     arrivals, policy = workload.arrivals, asked.policy
     _refuse_more_than_are_simulated(base, prefill)
     pool = _pool(base, policy, workload, "decode" if prefill else "both")
-    notes = (f"{base.case.engine.brand}: up to {policy.text}", client_note(workload))
+    padded = padding_notes(base.case)
+    notes = (f"{base.case.engine.brand}: up to {policy.text}", *padded, client_note(workload))
     unknown = _notes_of(pool, workload, options)
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
     fleet = Fleet(decode=pool)
