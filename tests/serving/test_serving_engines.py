@@ -525,6 +525,24 @@ def test_an_engine_runs_its_own_formats(engine: str, field: str, word: str, devi
     assert word not in problem.remedy.split(", ")
 
 
+@pytest.mark.parametrize(
+    ("model", "word", "engine", "device"),
+    [
+        ("deepseek-v3", "nvfp4", "tensorrt-llm", "h100-sxm-80gb"),
+        ("llama-3.1-8b", "mxfp4", "llama.cpp-2024", "h100-sxm-80gb"),
+        ("llama-3.1-8b", "int4+attention=nvfp4", "tensorrt-llm", "h100-sxm-80gb"),
+    ],
+)
+def test_formats_of_parts_are_those_that_an_engine_runs(model: str, word: str, engine: str, device: str) -> None:
+    """A format that leaves parts of a model to others is refused for any of them that the engine does not load."""
+    job = Serving(input_tokens=100, output_tokens=2, weights=word)
+    with pytest.raises(InputError) as refused:
+        ask(model, job, Plan(tp=8), device=device, engine=engine)
+    (problem,) = refused.value.problems
+    assert (problem.field, problem.value) == ("weights", word.partition("=")[2] or word)
+    assert ask(model, job, Plan(tp=8), device="b200-sxm-180gb", engine="vllm").fits
+
+
 def test_patterns_of_formats_name_formats() -> None:
     """Each pattern of an engine's formats matches one that is known: a word with a slip would refuse what it means."""
     for runs in (find_engine(name).formats for name in engine_names()):

@@ -168,7 +168,7 @@ class EngineQuantisation:
     def experts_of(self, form: WeightFormat, family: str) -> WeightFormat:
         """Return a format of experts alone as the engine keeps it on a family of devices."""
         pads = dict(self.expert_pads).get(family, ())
-        return replace(form, expert_pads=pads, rest_bits=dict(self.rest_bits).get(form.name, form.rest_bits))
+        return replace(form, expert_pads=pads, rest_bits=dict(self.rest_bits).get(form.base, form.rest_bits))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -199,6 +199,16 @@ def _in_some(form: WeightFormat, word: str, field: str) -> WeightFormat:
     return replace(form, name=word, bits=bits, group=0, scale_bits=0.0)
 
 
+def formats_in(name: str) -> tuple[str, ...]:
+    """Return the formats of a name, each once: that of the weights and those of parts of the model.
+
+    >>> formats_in("nvfp4+attention=bf16+mtp=bf16")
+    ('nvfp4', 'bf16')
+    """
+    whole, *parts = name.split("+")
+    return tuple(dict.fromkeys((whole, *(one.partition("=")[2] for one in parts))))
+
+
 def recipe_of(form: WeightFormat, model: Model) -> tuple[WeightFormat, str]:
     """Return a format with what published checkpoints of a model's family keep wider, and where that is stated.
 

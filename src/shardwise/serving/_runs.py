@@ -12,7 +12,7 @@ from shardwise.errors import Problems
 from shardwise.models import Model
 from shardwise.plans import Plan
 from shardwise.records import dataclass
-from shardwise.serving._formats import cache_names, format_names
+from shardwise.serving._formats import cache_names, format_names, formats_in
 
 _NO_OTHERS: Mapping[str, EngineFormats] = MappingProxyType({})
 
@@ -43,8 +43,9 @@ class EngineFormats:
         """
         problems = Problems()
         for field, names in (("weights", format_names(False)), ("kv_cache", tuple(cache_names()))):
-            word = words.get(field, "")
-            if word in names and not self.runs(field, word, family):
+            for word in formats_in(words.get(field, "")):
+                if word not in names or self.runs(field, word, family):
+                    continue
                 runs = [one for one in names if self.runs(field, one, family)]
                 rule = f"is no format that {engine} runs"
                 rule += f" on this device ({family})" if self.runs(field, word, "generic") else ""
