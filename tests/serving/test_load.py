@@ -1140,3 +1140,24 @@ def test_no_step_runs_behind_the_last_answer_where_steps_are_scheduled_in_turn(e
         for name in (f"{engine}-prefix-cache", engine)
     ]
     assert [(one.async_scheduling, one.overshoots) for one in policies] == [(False, False), *[(True, True)] * 3]
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "plan", "engine"),
+    [
+        ("gpt-oss-20b", "1xb200-sxm-180gb", Plan(), "vllm"),
+        ("qwen3-30b-a3b", "2xh200-sxm-141gb", Plan(tp=2), "vllm-2025"),
+        ("llama-3.1-8b", "1xb200-sxm-180gb", Plan(), "vllm"),
+    ],
+)
+@pytest.mark.parametrize("step", [2048, 8192])
+def test_the_closed_form_knows_that_pieces_wait_for_their_launches(
+    model: str, devices: str, plan: Plan, engine: str, step: int
+) -> None:
+    """A piece of more tokens than are replayed takes as long as its launches: a prompt alone is what is simulated."""
+    load = workload(
+        count=1, arrivals=Arrivals(rate=1e-4), input_tokens=Length(mean=9000), output_tokens=Length(mean=50)
+    )
+    job, options = Serving(max_batched_tokens=step), LoadOptions(serving=ServingOptions(engine=engine))
+    report = serve(load_model(model), Cluster.parse(devices), plan, load, job, options)
+    assert report.steady.ttft_seconds == pytest.approx(report.requests[0].ttft_seconds, rel=0.02)

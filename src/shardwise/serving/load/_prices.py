@@ -300,7 +300,7 @@ class _Steps:
         def step(tokens: float, share: float) -> Any:
             cost = prompts.step(index, zero + tokens, share) + between(zero + 1, self.known, self.sampled)
             elsewhere = prompts.expert(tokens / spread) - prompts.expert(zero + tokens)
-            return np.maximum(cost, prompts.least) + np.where(spread > 1, elsewhere, 0.0)
+            return np.maximum(cost, prompts.floor(zero + tokens)) + np.where(spread > 1, elsewhere, 0.0)
 
         whole, rest = divmod(new, size)
         named = named_each(step(size, 1.0), lambda _: f"a prompt of {size:.0f} tokens in a step of its own")
