@@ -76,6 +76,8 @@ from shardwise.serving.load import limits_of
         ({"engine": "sglang", "engine_version": "0.5.23", "notes": "block_gemms=flashinfer"}, "b300",
          "sglang-flashinfer"),
         ({"engine": "vllm", "engine_version": "Jul 2025"}, "h100-sxm-80gb", "vllm-0.10"),
+        ({"engine": "sglang", "engine_version": "latest of 2025-09"}, "h200-sxm-141gb", "sglang-0.5.7"),
+        ({"engine": "sglang", "engine_version": "latest of 2026-11"}, "h200-sxm-141gb", "sglang"),
         ({"engine": "vllm", "engine_version": "2026-02 (a fork)"}, "h100-sxm-80gb", "vllm-2025"),
         ({"engine": "vllm", "engine_version": "2026-11"}, "h100-sxm-80gb", "vllm"),
         ({"engine": "vllm", "serving_mode": "static"}, "gb200", "vllm"),

@@ -67,11 +67,11 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 def month_of(version: str) -> str:
     """Return the month of a build that is named by its date alone; empty where the text names none.
 
-    >>> month_of("2026-02 (a fork)"), month_of("Jul 2025"), month_of("0.11.0")
-    ('2026-02', '2025-07', '')
+    >>> month_of("2026-02 (a fork)"), month_of("Jul 2025"), month_of("latest of 2025-09"), month_of("0.11.0")
+    ('2026-02', '2025-07', '2025-09', '')
     """
-    if match := re.match(r"20\d\d-[01]\d", version):
-        return match[0]
+    if match := re.match(r"(?:latest of )?(20\d\d-[01]\d)", version):
+        return match[1]
     match = re.match(rf"({'|'.join(_MONTHS)})[a-z]* (20\d\d)", version.lower())
     return f"{match[2]}-{_MONTHS.index(match[1]) + 1:02}" if match else ""
 
