@@ -40,6 +40,8 @@ from shardwise.serving.load import FULLEST, LoadOptions, ServeReport, Steady, re
 _SIMULATIONS = 24
 # Other batch limits are simulated where the closed form says so much less of a metric that missed its limit.
 _BETTER = 0.97
+# The least that a simulation says of what is sought, over what the closed form does: what may be better is simulated.
+_LEAST = {"ttft": 0.85, "tpot": 0.95, "e2e": 0.95}
 # Replicas over those that carry the load, where few more did not keep the limits.
 _TIMES = (2, 4, 16)
 # Requests of each user of a closed loop that are simulated, at least.
@@ -114,11 +116,25 @@ def _no_better(candidate: Candidate, broken: dict[str, float]) -> bool:
     return bool(broken) and all(_of(candidate, metric) > _BETTER * seconds for metric, seconds in broken.items())
 
 
+def _found(search: LoadSearch, report: ServeReport) -> tuple[float, float]:
+    """Return what is sought of a deployment that was simulated, less being better, and what decides between equals."""
+    if search.sparing:
+        return report.devices, report.latencies["e2e"]["mean"]
+    return report.latencies[search.objective]["mean"], report.devices
+
+
+def _settled(search: LoadSearch, best: list[ServeReport], top: int, least: float) -> bool:
+    """Return whether so many are known, and nothing whose closed form says no less can be better than these."""
+    if len(best) < top or search.sparing:
+        return len(best) >= top
+    return least * _LEAST[search.objective] >= sorted(_found(search, one)[0] for one in best)[top - 1]
+
+
 def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeReport | None, int, int]:
     """Return the best deployments that simulation confirms, the last that it refused, how many, and simulations.
 
-    Candidates come best first; one that misses a limit comes back with more replicas. The closed form says less than
-    the simulation, so that what is confirmed first is the best.
+    Candidates come best first; one that misses a limit comes back with more replicas. Of seconds the closed form is
+    near the simulation, which decides: whatever may be better than what is confirmed is simulated.
     """
     order = [(search.value(one), number, one) for number, one in enumerate(candidates(search))]
     heapq.heapify(order)
@@ -127,7 +143,7 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
     refused: dict[tuple[Any, ...], list[dict[str, float]]] = {}
     nearest: Candidate | None = None
     missed, simulated = 0, 0
-    while order and len(best) < top and simulated < _SIMULATIONS:
+    while order and simulated < _SIMULATIONS and not _settled(search, best, top, order[0][0][0]):
         _, number, candidate = heapq.heappop(order)
         if candidate.key in known:
             continue
@@ -148,6 +164,7 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
     if nearest and not best and search.sparing and simulated >= _SIMULATIONS:
         widest, more = _widened(search)
         best, simulated = [widest] if widest else [], simulated + more
+    best = sorted(best, key=lambda one: _found(search, one))[:top]
     return best, search.simulate(nearest) if nearest and not best else None, missed, simulated
 
 
