@@ -97,3 +97,15 @@ def test_the_best_plan_is_asked_again_against_what_its_framework_does_unless_tol
     command = shlex.split(printed.out.split("AGAIN\n")[1].replace("\\\n", " "))
     again = json.loads(run(*command[1:], "--json").out)
     assert (again["device_bytes"], again["step_seconds"]) == (best["device_bytes"], best["step_seconds"])
+
+
+@pytest.mark.parametrize("given", ["--ep 2,4", "--etp 2..8"])
+@pytest.mark.parametrize("asked", ["train {} --global-batch 8", "infer {}", "serve {} --rate 1"])
+def test_degrees_of_experts_are_refused_of_a_model_without_any(asked: str, given: str) -> None:
+    """The same words as of one plan; a range that holds 1 is what a study asks of dense models and of mixtures."""
+    words = asked.format("llama-3.1-8b --on 2xh100").split()
+    done, (axis, values) = run("plan", *words, *given.split(), "--json"), given.split()
+    alone = run("infer", "llama-3.1-8b", "--on", "2xh100", axis, "2", "--json")
+    assert done.status == alone.status == 2
+    assert done.tree["error"] == alone.tree["error"]
+    assert run("plan", *words, axis, f"1..{values[-1]}", "--json").status in (0, 1)

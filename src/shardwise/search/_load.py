@@ -35,6 +35,7 @@ from shardwise.search._load_rejected import rejected_of
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import ServingGrid
+from shardwise.search._space import check_experts
 from shardwise.serving.load import FULLEST, LoadOptions, ServeReport, Steady, request_problems
 
 _SIMULATIONS = 24
@@ -258,11 +259,12 @@ def _problems(workload: Workload, options: LoadOptions, objective: str, pools: s
     return problems
 
 
-def _check(space: LoadSpace) -> None:
+def _check(space: LoadSpace, model: Model) -> None:
     """Raise `InputError` for layouts, limits of batches and pools that cannot be tried."""
     problems = Problems()
     with problems.collect():
         space.layouts.check()
+    check_experts(problems, space.layouts, model)
     for name in ("step_tokens", "max_sequences"):
         if not (values := getattr(space, name)) or min(values) < 0:
             shown = ",".join(map(str, values))
@@ -299,7 +301,7 @@ def plan_serve(
     start = time.perf_counter()
     (space, objective, top), options, job = search, options or LoadOptions(), job or Serving()
     _problems(workload, options, objective, space.pools).raise_if_any()
-    _check(space)
+    _check(space, model)
     needed = max((limit.needed_of(workload) for limit in options.limits), default=0)
     workload = replace(workload, count=max(workload.count, needed, _TURNS * workload.arrivals.users))
     prompt, made = workload.longest

@@ -25,6 +25,7 @@ from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, Serv
 from shardwise.search._serving_remedies import ServingRanking, law_remedy, limit_remedy
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._serving_table import ServingTable, counted_tokens, stacked, table_of
+from shardwise.search._space import check_experts
 from shardwise.serving import InferReport, ServingCase, ServingOptions, infer, job_problems
 
 
@@ -267,6 +268,7 @@ def plan_serving(
     problems = Problems()
     with problems.collect():
         space.check()
+    check_experts(problems, space, model)
     with problems.collect():
         options.efficiencies.check()
     problems.items += [

@@ -10,12 +10,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.field_types import typed
 from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, OPTIMIZERS, RECOMPUTES, SCHEDULES, SHARDINGS, SHIFTS, Schedule
 from shardwise.records import dataclass
+
+if TYPE_CHECKING:
+    from shardwise.models import Model
+    from shardwise.search._serving_space import ServingSpace
 
 AxisOrder = tuple[str, ...]
 ORDERS: tuple[AxisOrder, ...] = tuple(permutations(AXES))
@@ -178,6 +182,15 @@ def check_ranges(problems: Problems, space: object) -> None:
         for low, high in given.ranges if isinstance(given, IntRanges) else ():
             if not 1 <= low <= high:
                 problems.add(one.name, f"{low}..{high}", "holds no number of at least 1", "write for example 1..8")
+
+
+def check_experts(problems: Problems, space: SearchSpace | ServingSpace, model: Model) -> None:
+    """Record degrees of experts that a model without any is asked to have, none of which is 1."""
+    for name in ("ep", "etp"):
+        given: IntRanges = getattr(space, name)
+        if not model.has_experts and given.ranges and not given.of([1]):
+            low = given.ranges[0][0]
+            problems.add(name, low, f"needs experts, and {model.name} has none", "use 1")
 
 
 def _check(problems: Problems, name: str, values: Sequence[object], known: Sequence[object]) -> None:

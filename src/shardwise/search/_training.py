@@ -27,7 +27,7 @@ from shardwise.search._options import OBJECTIVES, SearchOptions
 from shardwise.search._ranking import ParetoFront, PartialResult, TopN, WantedPlans, least
 from shardwise.search._remedies import Remedies, case_of, report_on
 from shardwise.search._result import PlanCounts, PlanGroup, Rejection, Remedy, Reports, SearchResult, TiedPlan, loss_of
-from shardwise.search._space import SearchSpace
+from shardwise.search._space import SearchSpace, check_experts
 from shardwise.search._variants import grids_of
 from shardwise.training import TrainingCase, TrainReport, with_values
 
@@ -325,6 +325,7 @@ def work_of(
     space, options, problems = space or SearchSpace(), (options or SearchOptions()).sought("step"), Problems()
     with problems.collect():
         space.check()
+    check_experts(problems, space, model)
     batches = space.global_batch or (job.global_batch,)
     if min(batches) < 1:
         problems.add(
