@@ -483,3 +483,14 @@ def test_the_best_are_in_the_order_that_serve_says(model: str, on: str, words: s
     found = [one[metric]["mean_seconds"] for one in best]
     assert len(best) == 3
     assert [*zip(devices, found, strict=True)] == sorted(zip(devices, found, strict=True))
+
+
+def test_devices_that_a_load_needs_are_named_where_simulation_refuses_the_others() -> None:
+    """Nothing was found, and "others need fewer" stood beside layouts for more devices than there are."""
+    load = "--input-tokens 512 -o 32 --input-cv 0.6 --rate 30 --requests 300 --p90-ttft 0.3 --p50-tpot 0.02"
+    space = "--objective e2e --engine vllm==0.6.0 --max-batched-tokens 512,2048 --max-sequences 64,256"
+    done = run("plan", "serve", "gemma-2-9b", "--on", "2xa100", *load.split(), *space.split(), "--json")
+    told = {row["name"]: row["remedy"] for row in done.tree["rejected"]}
+    assert done.status == 1 and not done.tree["best"]
+    assert told["devices"] == "use 4 devices or more"
+    assert told["simulated"] == "they fill the devices: use more devices"

@@ -72,7 +72,7 @@ class LoadResult(Card):
     @cached_property
     def rejected(self) -> tuple[Rejection, ...]:
         """What the laws and the limits rejected."""
-        return rejected_of(self.search, self.missed)
+        return rejected_of(self.search, self.missed, bool(self.best))
 
     @cached_property
     def least_devices(self) -> int:

@@ -18,8 +18,8 @@ from shardwise.units import show_seconds
 DEVICES, LOAD, SIMULATED = "devices", "load", "simulated"
 
 
-def rejected_of(search: LoadSearch, missed: int) -> tuple[Rejection, ...]:
-    """Return the laws and limits with the layouts that fell to each, and what would do."""
+def rejected_of(search: LoadSearch, missed: int, found: bool) -> tuple[Rejection, ...]:
+    """Return the laws and limits with the layouts that fell to each, and what would do where nothing was found."""
     if not search.kinds and not search.grid.layouts.rejected:
         return empty_rejections(why_empty_serving(search.grid))
     many = len(search.groups) // max(len(search.grid.setups), 1)
@@ -40,7 +40,7 @@ def rejected_of(search: LoadSearch, missed: int) -> tuple[Rejection, ...]:
         remedy = "use more devices a replica (--tp), or a narrower --weights or --kv-cache"
         remedy += ", or less --kv-cache-memory" * any(group.job.kv_cache_memory for group in search.groups)
         rows.append(Rejection(name=MEMORY, title="the longest request does not fit", count=short, remedy=remedy))
-    return (*rows, *_by_limit(search), *_by_devices(search, missed))
+    return (*rows, *_by_limit(search), *_by_devices(search, missed, found))
 
 
 def _floors(search: LoadSearch, group: LoadGroup, limit: Limit) -> Any:
@@ -65,9 +65,9 @@ def _by_limit(search: LoadSearch) -> Iterator[Rejection]:
                             count=int(slow.size), remedy=remedy)  # fmt: skip
 
 
-def _by_devices(search: LoadSearch, missed: int) -> Iterator[Rejection]:
+def _by_devices(search: LoadSearch, missed: int, found: bool) -> Iterator[Rejection]:
     """Yield the layouts that need more devices than there are, that no number helps, that simulation refused."""
-    have, some, never = search.cluster.num_devices, False, 0
+    have, never = search.cluster.num_devices, 0
     forms = [g for g in search.groups if g.form is not None and search.space.pools != "disaggregated"]
     needed = [one for one in search.pairs if np.isfinite(one)]
     never += len(search.pairs) - len(needed)
@@ -75,15 +75,15 @@ def _by_devices(search: LoadSearch, missed: int) -> Iterator[Rejection]:
     for group in forms:
         few, ever = np.isfinite(search.fewest(group, have)), search.ever(group)
         kept = np.all([_floors(search, group, one) <= one.seconds for one in search.options.limits], axis=0)
-        some |= bool(few.any())
         never += int(np.count_nonzero(~ever & kept))
         beyond.append((group, ever & ~few))
     if many := len(needed) + sum(int(np.count_nonzero(more)) for _, more in beyond):
         say = "others need fewer"
-        if not some:
+        if not found:
             for group, more in beyond:
                 needed += (search.fewest(group, np.inf) * group.devices)[more].tolist()
-            say = f"use {min(needed):,.0f} devices"
+            # The simulation may ask for more than the closed form.
+            say = f"use {min(needed):,.0f} devices or more"
         title = f"more than {have:,} devices are needed"
         yield Rejection(name=DEVICES, title=title, count=many, remedy=say)
     limits = bool(search.options.limits)
@@ -94,5 +94,5 @@ def _by_devices(search: LoadSearch, missed: int) -> Iterator[Rejection]:
         yield Rejection(name=LOAD, title=title, count=never, remedy=say)
     if missed:
         title = f"{'a limit is missed' if limits else 'the queue grows'} in the simulation"
-        say = "more replicas were tried in turn"
+        say = "more replicas were tried in turn" if search.sparing else "they fill the devices: use more devices"
         yield Rejection(name=SIMULATED, title=title, count=missed, remedy=say)
