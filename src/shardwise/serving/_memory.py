@@ -123,7 +123,9 @@ def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
     kept = kept + captured * (table["sequence"] + of_groups * groups)
     if memory > table["large"]:
         kept = maximum(kept, table["least"])
-    share: X = named(maximum(1 - kept / memory, 0.0), "memory fraction", table["source"])
+    # Rounded to a thousandth (srt/server_args.py, _handle_gpu_memory_settings).
+    rounded = ceil(1000 * maximum(1 - kept / memory, 0.0) - 0.5) / 1000
+    share: X = named(rounded, "memory fraction", table["source"])
     return share
 
 
