@@ -153,7 +153,23 @@ def test_names_of_rates_stand_apart_within_their_panel(size: str) -> None:
             assert words["knee"].x1 < words["capacity"].x0
             assert words["capacity"].x1 < axes.get_window_extent().x1
         assert words["capacity"].x1 < words["this load"].x0 < axes.get_window_extent().x1
+        # Curves end before the capacity, and the words of a limit stand beyond it.
+        upper = next(one for one in figure.axes if one.get_title(loc="left").startswith("Latency"))
+        bounds = [text.get_window_extent() for text in upper.texts if "p90 TTFT <= 500.00 ms" in text.get_text()]
+        assert len(bounds) == (size != "column")
+        for bound in bounds:
+            assert upper.transData.transform((report.capacity_per_second, 1))[0] < bound.x0
     assert "load 70.00, capacity" in " ".join(texts(figure).split())
+
+
+def test_a_load_over_groups_of_attention_is_titled_so() -> None:
+    """One replica of two groups is no replica of one device."""
+    lengths = {"input_tokens": sw.Length(mean=64), "output_tokens": sw.Length(mean=8)}
+    load = sw.Workload(**lengths, arrivals=sw.Arrivals(kind="burst"), count=4)
+    model, cluster = load_model("qwen3-30b-a3b"), Cluster.parse("2xh100")
+    with styled():
+        figure = figure_of(sw.serve(model, cluster, Plan(dp=2, ep=2), load))
+    assert "1 x tp 1, pp 1 of 2 attention groups, vllm" in " ".join(texts(figure).split())
 
 
 def test_a_search_without_plans_is_drawn() -> None:

@@ -60,7 +60,8 @@ def load_figure(report: ServeReport, measured: Mapping[str, Sequence[float]] | N
     """Return what a deployment does under its load, and under others where it has a rate; measured latencies beside."""
     base = report.base
     title = title_of(base.case.model.name, report.devices, base.case.cluster.device.name)
-    words = f"{report.replicas} x tp {base.plan.tp}, pp {base.plan.pp}, {base.case.engine.name}; "
+    groups = f" of {report.groups} attention groups" if report.groups > 1 else ""
+    words = f"{report.replicas} x tp {base.plan.tp}, pp {base.plan.pp}{groups}, {base.case.engine.name}; "
     asked = report.workload.arrivals.rate
     words += f"load {asked:,.2f}, capacity " if asked else "capacity "
     lines = [words + f"{report.capacity_per_second:,.2f} requests/s"]
@@ -145,11 +146,12 @@ def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: Serve
         if not bound.of and bound.metric in _NAMES:
             colour = SERIES[list(_NAMES).index(bound.metric)][0]
             upper.axhline(bound.seconds, color=colour, linewidth=1.0, linestyle=(0, (1, 2)))
-            limit_text = f"{bound.quantile} {_NAMES[bound.metric]} at most {show_seconds(bound.seconds)}"
-            if not narrow():  # a column has no place beside the curves
+            limit_text = f"{bound.quantile} {_NAMES[bound.metric]} <= {show_seconds(bound.seconds)}"
+            if not narrow():  # a column has no place beside the curves, which end before the capacity
                 upper.annotate(
-                    limit_text, (0, bound.seconds), (3, 2), textcoords="offset points", fontsize=6, color=INK
-                )
+                    limit_text, (far, bound.seconds), (-1, 2), textcoords="offset points", fontsize=6, color=INK,
+                    ha="right",
+                )  # fmt: skip
     upper.set_yscale("log")
     upper.yaxis.set_major_formatter(_tick)
     upper.set_title("Latency against rate", pad=26)
