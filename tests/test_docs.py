@@ -25,10 +25,14 @@ DOCUMENTS = sorted(
     for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "examples/**/*.md", "accuracy/**/*.md")
     for p in ROOT.glob(pattern)
 )
-RUN = [ROOT / "README.md", ROOT / "docs" / "how-to.md", ROOT / "docs" / "plots.md", ROOT / "docs" / "formats.md"]
+GUIDES = ("how-to.md", "plots.md", "formats.md", "cli.md", "comm.md", "fine-tuning.md", "json.md", "own-runs.md")
+RUN = [ROOT / "README.md", *(ROOT / "docs" / name for name in GUIDES)]
+# Files that a page takes its reader to have.
+HELD = {"runs.csv": "metric,value,model,device,num_gpus,tp,seq_len\nstep_time,5.9,llama-3.1-8b,h100,8,8,4096\n"}
 OURS = "src|accuracy|tests|docs|benchmarks|scripts|.ci".replace(".", r"\.")
 
 _BLOCK = re.compile(r"^```(\w+)?[ ]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_PRINTED = re.compile(r"<!-- output of (?:(?!```sh).)*?<!-- end -->", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _NAMED = re.compile(rf"`((?:{OURS})/[\w./-]+)`")
 _REFERENCE = re.compile(r"docs/(\w+\.md)(?:, ([a-z][a-z -]*[a-z]))?")
@@ -47,8 +51,8 @@ class Block:
 
 
 def blocks(path: Path) -> Iterator[Block]:
-    """Yield the fenced blocks of a document in order."""
-    for language, more, text in _BLOCK.findall(path.read_text(encoding="utf-8")):
+    """Yield the fenced blocks of a document in order, but for what a program printed of commands that are not shown."""
+    for language, more, text in _BLOCK.findall(_PRINTED.sub("", path.read_text(encoding="utf-8"))):
         yield Block(language, int(more.partition("exit=")[2] or 0), text)
 
 
@@ -115,16 +119,21 @@ def shell(tmp_path: Path) -> dict[str, str]:
 def test_every_command_runs(path: Path, tmp_path: Path, shell: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every shell and Python block ends with status 0, or with the one that the block states, in the order written.
 
-    What needs no shell runs in this process. A block of text behind one of commands is what those printed.
+    TOML is a case file. What needs no shell runs in this process. A block of text behind one of commands is what those printed.
     """
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
+    for name, text in HELD.items():
+        (work / name).write_text(text, encoding="utf-8")
     printed = ""
     for block in blocks(path):
         if block.language == "text" and printed:
             assert unprinted(block.text, printed) == []
         printed = ""
+        if block.language == "toml":
+            (work / "case.toml").write_text(block.text, encoding="utf-8")
+            assert run("--config", "case.toml").status == 0
         if block.language == "python":
             exec(compile(block.text, path.name, "exec"), {"__name__": "__main__"})
         ended, said = 0, ""
