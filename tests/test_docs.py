@@ -119,7 +119,8 @@ def shell(tmp_path: Path) -> dict[str, str]:
 def test_every_command_runs(path: Path, tmp_path: Path, shell: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every shell and Python block ends with status 0, or with the one that the block states, in the order written.
 
-    TOML is a case file. What needs no shell runs in this process. A block of text behind one of commands is what those printed.
+    TOML is a case file. What needs no shell runs in this process. A block of text behind one of commands is what those
+    printed.
     """
     work = tmp_path / "work"
     work.mkdir()
