@@ -185,8 +185,8 @@ def test_columns_are_filled_as_numbers_are() -> None:
         ("vllm", {"batch": 16}, ""),
         ("vllm-eager", {"batch": 9}, ""),
         ("vllm", GUESSES | {"batch": 1}, ""),
-        ("vllm", GUESSES | {"batch": 5}, "decode steps of 15 tokens run as 16: vLLM pads"),
-        ("sglang", GUESSES | {"batch": 5}, "decode steps of 5 sequences run as 8: SGLang pads"),
+        ("vllm", GUESSES | {"batch": 5}, "decode steps of 15 tokens run as 18: vLLM pads"),
+        ("sglang", GUESSES | {"batch": 9}, "decode steps of 9 sequences run as 10: SGLang pads"),
     ],
 )
 def test_an_answer_says_as_how_many_its_steps_run(engine: str, job: dict[str, Any], said: str) -> None:
