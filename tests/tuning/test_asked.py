@@ -536,12 +536,14 @@ def test_tensor_parallel_ranks_divide_that_of_an_adapter(words: str, remedy: str
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_a_saver_added_to_the_command_does_what_its_row_says(base: str, method: str) -> None:
     """Beside quantised weights transformers recomputes, so that it keeps the activations of checkpoints on the host."""
-    ask = ("train", "llama-3.2-1b", "--on", "rtx-5090", "--adapter", "lora", "--base", base, "--method", method)
-    done = run(*ask, "--micro-batch", "2", "--savers", "--json")
+    ask = ("train", "llama-3.2-1b", "--on", "rtx-5090", "--adapter", "lora", "--method", method, "--micro-batch", "2")
+    own = ("--base", base)
+    done = run(*ask, *own, "--savers", "--json")
     rows = [row for row in done.tree["savers"] if not row["problem"] and "micro-batch" not in row["flags"]]
     assert len(rows) > 5
     for row in rows:
-        device_bytes, step_seconds = figures(trained(*ask, "--micro-batch", "2", *row["flags"].split()))
+        flags = row["flags"].split()
+        device_bytes, step_seconds = figures(trained(*ask, *own * ("--base" not in flags), *flags))
         assert (row["flags"], row["device_bytes"]) == (row["flags"], device_bytes)
         assert row["step_seconds"] == pytest.approx(step_seconds)
 
