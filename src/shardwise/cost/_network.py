@@ -314,7 +314,7 @@ def collective_seconds(
         ring, latency = _wire(wire, verb, volume, (inner, hops), (below, at)), hops * wire.step_seconds
         if copies and fanout > 1 and wire.copied[0] and link is net.links[0]:
             ring = copied_seconds(size, copies, (n, at), wire.copied) * (unlinked(wire, at) if wire.peers else 1)
-        if verb == "all_reduce" and link.trees_bytes_per_second:
+        if verb == "all_reduce" and not is_plain(link.trees_bytes_per_second, 0):
             # A domain of d is a node of trees that passes 2 (d - 1) / d of a tensor up, and as much down.
             ring = maximum(ring, 2 * (1 - at / n) * size / link.trees_bytes_per_second)
         if wire.tree is not None:
