@@ -494,3 +494,24 @@ def test_devices_that_a_load_needs_are_named_where_simulation_refuses_the_others
     assert done.status == 1 and not done.tree["best"]
     assert told["devices"] == "use 4 devices or more"
     assert told["simulated"] == "they fill the devices: use more devices"
+
+
+@pytest.mark.parametrize(
+    ("words", "experts"),
+    [
+        # Groups of attention that share experts, which decode workers need not: a worker is all of them.
+        ("qwen3-30b-a3b --on 4xh100 --input-tokens 4000 -o 100 --rate 4 --objective ttft --engine vllm", (2, 1)),
+        ("qwen3-30b-a3b --on 4xh100 --input-tokens 1000 -o 300 --rate 10 --engine vllm==0.6.0", (1, 2)),
+        ("mixtral-8x7b --on 8xh100 --input-tokens 4000 -o 100 --rate 4 --engine sglang", (2, 1)),
+    ],
+)
+def test_pools_of_experts_are_the_command_that_is_named(words: str, experts: tuple[int, int]) -> None:
+    """`serve` refused them: workers were counted by groups, and one without experts took those of the other pool."""
+    space = "--requests 200 --pools disaggregated --max-batched-tokens 2048 --max-sequences 64 --top 4"
+    best = run("plan", "serve", *words.split(), *space.split(), "--json").tree["best"]
+    assert any((one["prefill"]["plan"]["ep"], one["plan"]["ep"]) == experts for one in best)
+    for one in best:
+        again = run(*shlex.split(one["command"])[1:], "--json")
+        assert again.status == 0
+        assert [again.tree[key] for key in ("ttft", "e2e", "devices")] == [one[k] for k in ("ttft", "e2e", "devices")]
+        assert again.tree["prefill"]["plan"] == one["prefill"]["plan"]

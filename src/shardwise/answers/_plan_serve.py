@@ -136,17 +136,22 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     )
     if report.prefill:
         first = report.prefill.base.plan
-        fixed |= {
-            "prefill_workers": workers_of(first),
-            **{f"prefill_{key}": getattr(first, key) for key in ("tp", "pp")},
-        }
-        fixed |= {"prefill_ep": first.ep} if first.ep > 1 else {}
+        fixed["prefill_workers"] = workers_of(first)
+        # Laid out as a decode worker it has its experts, too.
+        if any(getattr(first, key) != getattr(plan, key) for key in ("tp", "pp", "ep", "etp")):
+            fixed |= {f"prefill_{key}": getattr(first, key) for key in ("tp", "pp")}
+            fixed |= {"prefill_ep": first.ep} if first.ep > 1 or plan.ep > 1 else {}
     fixed |= {key: getattr(plan, key) for key in ("tp", "pp", "dp")}
     fixed |= {key: getattr(plan, key) for key in ("ep", "etp") if getattr(plan, key) > 1}
     fixed |= {"engine": case.engine.name, "weights": job.weights or case.format.name}
     fixed |= {"max_batched_tokens": report.policy.pass_tokens, "max_sequences": report.policy.max_sequences}
     fixed |= {key: getattr(job, key) for key in ("kv_cache", "compute") if getattr(job, key)}
     return {**kept, **fixed, **simulated_again(report)}
+
+
+def _workers(first: Plan) -> int:
+    """Return how many replicas compute prompts: groups of attention that share experts are one."""
+    return first.dp // max(first.ep * first.etp // first.tp, 1)
 
 
 def on_more(inputs: Inputs, result: LoadResult) -> list[str]:

@@ -90,8 +90,8 @@ def _more_of(report: ServeReport, pool: _Pool) -> list[LoadRemedy]:
 
     def tried(groups: int) -> LoadRemedy | None:
         count = groups * pool.each
-        value = count if pool.field == "dp" else groups
-        return _remedy(report, _Change(field=pool.field, value=value, plan={"dp": count}))
+        named = groups if pool.field == "prefill_workers" else count
+        return _remedy(report, _Change(field=pool.field, value=named, plan={"dp": count}))
 
     low = pool.least(report)
     first = tried(low)
