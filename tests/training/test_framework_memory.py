@@ -147,7 +147,7 @@ def test_a_full_device_has_back_what_lies_free() -> None:
 
     full, over = asked(12), asked(24)
     room = full.case.cluster.device.usable_memory_bytes
-    loose = full.allocated_bytes * full.case.stack.reserved_over_allocated + outside_of(full)
+    loose = full.evaluation.reserved + full.case.workspace_bytes + outside_of(full)
     assert loose > room == full.device_bytes == pytest.approx(full.reserved_bytes + outside_of(full))
     assert full.fits
     tight = over.allocated_bytes * over.case.stack.reserved_over_allocated + outside_of(over)

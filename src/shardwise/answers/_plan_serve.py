@@ -149,11 +149,6 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     return {**kept, **fixed, **simulated_again(report)}
 
 
-def _workers(first: Plan) -> int:
-    """Return how many replicas compute prompts: groups of attention that share experts are one."""
-    return first.dp // max(first.ep * first.etp // first.tp, 1)
-
-
 def on_more(inputs: Inputs, result: LoadResult) -> list[str]:
     """Return the command that asks again with the devices that the load needs, nothing where they are no more."""
     cluster, least = result.search.cluster, result.least_devices
