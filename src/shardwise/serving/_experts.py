@@ -72,6 +72,18 @@ def _stated(products: str, family: str, engine: Engine, model: str, unspread: bo
     return None
 
 
+def called_seconds(products: str, family: str, engine: Engine, model: str) -> float:
+    """Return seconds of Python in which a layer's experts are called beyond what as many other kernels take.
+
+    >>> from shardwise.serving import find_engine
+    >>> [called_seconds("mxfp4", family, find_engine("sglang"), "gpt_oss") > 0 for family in ("hopper", "blackwell")]
+    [True, False]
+    """
+    stated = _stated(products, family, engine, model)
+    rows: Sequence[Mapping[str, Any]] = engine_tables()["hosts"]["experts"]
+    return next((float(row["seconds"]) for row in rows if stated and stated["kernel"] == row["kernel"]), 0.0)
+
+
 def _row_of(stated: Mapping[str, Any], family: str) -> ExpertsFit:
     """Return the row of an entry."""
     row: ExpertsFit = constants().families[family].experts[stated["measured_in"]][stated["type"]][stated["kernel"]]

@@ -9,12 +9,14 @@ from typing import Any
 from shardwise.cost import family_of
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, maximum, total
-from shardwise.ledger.op import Op, OpRole
+from shardwise.ledger.op import Op, OpRole, within
 from shardwise.ledger.traced import leaf, named
+from shardwise.ops.experts import EXPERTS
 from shardwise.serving._cache import keeps_states
 from shardwise.serving._captured import captures_prompts, launched_steps
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import engine_tables
+from shardwise.serving._experts import called_seconds
 from shardwise.serving._ledger import EngineStep, StepLedger
 from shardwise.serving._rates import type_of
 from shardwise.serving._replayed import beside_seconds
@@ -77,6 +79,14 @@ def _messages(case: ServingCase, sizes: ServingSizes[X], ledger: StepLedger[X]) 
     return above(sizes.tp, 1, count + 0 * sizes.tp, 0 * sizes.tp)
 
 
+def _calls(case: ServingCase, ledger: StepLedger[X]) -> float:
+    """Return seconds of Python in the calls of experts beyond those of their kernels, of all layers of a step."""
+    family = family_of(case.cluster.device)
+    each = called_seconds(case.format.kind, family, case.engine, case.model.family)
+    layers = zip(case.model.kinds.values(), ledger.lines, strict=False)
+    return each * sum(times for times, (_, ops) in layers if any(within(op.region, EXPERTS) for op in ops))
+
+
 def _fused(case: ServingCase, op: Op[X]) -> bool:
     return op.role in case.engine.operators.fused
 
@@ -111,16 +121,18 @@ def _eager(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X], late:
 
 def late_seconds(case: ServingCase, sizes: ServingSizes[X], ledger: StepLedger[X], device: X) -> X:
     """Return seconds by which the host is behind the device in a step that Python launches kernel by kernel."""
-    each = case.engine.host.module_launch_seconds * host_slowness(case.cluster.device)
+    slowness = host_slowness(case.cluster.device)
+    each = case.engine.host.module_launch_seconds * slowness
     # XLA, which TPUs need, compiles whole steps.
     if not each or case.efficiencies.ideal or case.cluster.device.vendor == "Google":
         return 0 * device
     count = 0 * sizes.pp + launches(case, ledger) + _messages(case, sizes, ledger)
+    called = each * count + slowness * _calls(case, ledger)
     if ledger.step.phase == "prefill" and captures_prompts(case):
         # Graphs break at attention, which runs between their segments, each a launch of its own. Stages have none
         # unless they are told to, and of groups that share experts all replay or none does, which one without a
         # prompt prevents (0.5.23 srt/model_executor/runner/prefill_cuda_graph_runner.py, can_run_graph).
         few = 0 * sizes.pp + launches(case, ledger, _BETWEEN_GRAPHS) + case.model.num_layers + 1
-        count = above(server_ranks(sizes) * sizes.pp, sizes.tp, count, few)
-    late = named(maximum(each * count - device, 0.0), "launches by Python modules")
+        called = above(server_ranks(sizes) * sizes.pp, sizes.tp, called, each * few)
+    late = named(maximum(called - device, 0.0), "launches by Python modules")
     return _eager(case, sizes, ledger.step, late)
