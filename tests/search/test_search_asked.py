@@ -113,6 +113,6 @@ def test_degrees_of_experts_are_refused_of_a_model_without_any(asked: str, given
 
 def test_constants_are_moved_of_trees_over_several_hosts() -> None:
     """Of NVLink domains of several hosts the rate of trees is a column, too: every search on 8xgb200 was a fault."""
-    done = run("plan", "train", "qwen3-0.6b", "--on", "8xgb200", "--global-batch", "8", "--tp", "8", "--json")
+    done = run("plan", "train", "qwen3-0.6b", "--on", "8xgb200", "--global-batch", "8", "--json")
     assert done.status == 0
     assert done.tree["best"][0]["plan"]["tp"] == 8

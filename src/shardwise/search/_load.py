@@ -117,7 +117,7 @@ def _no_better(candidate: Candidate, broken: dict[str, float]) -> bool:
     return bool(broken) and all(_of(candidate, metric) > _BETTER * seconds for metric, seconds in broken.items())
 
 
-def _found(search: LoadSearch, report: ServeReport) -> tuple[float, float]:
+def _simulated_value(search: LoadSearch, report: ServeReport) -> tuple[float, float]:
     """Return what is sought of a deployment that was simulated, less being better, and what decides between equals."""
     if search.sparing:
         return report.devices, report.latencies["e2e"]["mean"]
@@ -128,7 +128,7 @@ def _settled(search: LoadSearch, best: list[ServeReport], top: int, least: float
     """Return whether so many are known, and nothing whose closed form says no less can be better than these."""
     if len(best) < top or search.sparing:
         return len(best) >= top
-    return least * _LEAST[search.objective] >= sorted(_found(search, one)[0] for one in best)[top - 1]
+    return least * _LEAST[search.objective] >= sorted(_simulated_value(search, one)[0] for one in best)[top - 1]
 
 
 def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeReport | None, int, int]:
@@ -165,7 +165,7 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
     if nearest and not best and search.sparing and simulated >= _SIMULATIONS:
         widest, more = _widened(search)
         best, simulated = [widest] if widest else [], simulated + more
-    best = sorted(best, key=lambda one: _found(search, one))[:top]
+    best = sorted(best, key=lambda one: _simulated_value(search, one))[:top]
     return best, search.simulate(nearest) if nearest and not best else None, missed, simulated
 
 

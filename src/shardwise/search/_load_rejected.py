@@ -18,7 +18,7 @@ from shardwise.units import show_seconds
 DEVICES, LOAD, SIMULATED = "devices", "load", "simulated"
 
 
-def rejected_of(search: LoadSearch, missed: int, found: bool) -> tuple[Rejection, ...]:
+def rejected_of(search: LoadSearch, missed: int, answered: bool) -> tuple[Rejection, ...]:
     """Return the laws and limits with the layouts that fell to each, and what would do where nothing was found."""
     if not search.kinds and not search.grid.layouts.rejected:
         return empty_rejections(why_empty_serving(search.grid))
@@ -40,7 +40,7 @@ def rejected_of(search: LoadSearch, missed: int, found: bool) -> tuple[Rejection
         remedy = "use more devices a replica (--tp), or a narrower --weights or --kv-cache"
         remedy += ", or less --kv-cache-memory" * any(group.job.kv_cache_memory for group in search.groups)
         rows.append(Rejection(name=MEMORY, title="the longest request does not fit", count=short, remedy=remedy))
-    return (*rows, *_by_limit(search), *_by_devices(search, missed, found))
+    return (*rows, *_by_limit(search), *_by_devices(search, missed, answered))
 
 
 def _floors(search: LoadSearch, group: LoadGroup, limit: Limit) -> Any:
@@ -65,7 +65,7 @@ def _by_limit(search: LoadSearch) -> Iterator[Rejection]:
                             count=int(slow.size), remedy=remedy)  # fmt: skip
 
 
-def _by_devices(search: LoadSearch, missed: int, found: bool) -> Iterator[Rejection]:
+def _by_devices(search: LoadSearch, missed: int, answered: bool) -> Iterator[Rejection]:
     """Yield the layouts that need more devices than there are, that no number helps, that simulation refused."""
     have, never = search.cluster.num_devices, 0
     forms = [g for g in search.groups if g.form is not None and search.space.pools != "disaggregated"]
@@ -79,7 +79,7 @@ def _by_devices(search: LoadSearch, missed: int, found: bool) -> Iterator[Reject
         beyond.append((group, ever & ~few))
     if many := len(needed) + sum(int(np.count_nonzero(more)) for _, more in beyond):
         say = "others need fewer"
-        if not found:
+        if not answered:
             for group, more in beyond:
                 needed += (search.fewest(group, np.inf) * group.devices)[more].tolist()
             # The simulation may ask for more than the closed form.
