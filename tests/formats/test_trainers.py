@@ -980,6 +980,14 @@ def test_torchtitan_s_recipe_of_float8_comes_back() -> None:
         assert found.stack.settings.fp8_recipe == ("rowwise" if word == "rowwise" else "")
 
 
+@pytest.mark.parametrize(("devices", "said"), [(1, True), (2, False)])
+def test_a_sharding_over_one_rank_is_said_to_be_none(devices: int, said: bool) -> None:
+    """The recipe of one device of torchtune shards nothing: the file reads as none, and the notes say so."""
+    words = f"--on {devices}xh100 --sharding zero3 --adapter dora --global-batch 8 --micro-batch 1 --seq-len 1024"
+    notes = run("export", "torchtune", "llama-3.1-8b", *words.split(), "--json").tree["notes"]
+    assert any("over one rank" in one for one in notes) == said
+
+
 def test_torchtitan_wraps_one_rank_since_0_3() -> None:
     """Files of 0.2.2 split without copies are not wrapped, so nothing casts their weights in fp32; launches of 0.3 are.
 

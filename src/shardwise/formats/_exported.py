@@ -335,6 +335,18 @@ def alone(plan: Plan) -> Plan:
     return plan if plan.dp * plan.cp > 1 else replace(plan, sharding="none", shard=1)
 
 
+def one_rank(plan: Plan) -> tuple[str, ...]:
+    """Return what is noted of a sharding over one rank, which `alone` leaves out of a file.
+
+    >>> one_rank(Plan(sharding="zero3"))
+    ('sharding zero3 is over one rank, which is not wrapped: ask for --sharding none, as the file reads',)
+    """
+    if alone(plan).sharding == canonical_plan(plan).sharding:
+        return ()
+    said = f"sharding {plan.sharding} is over one rank, which is not wrapped"
+    return (f"{said}: ask for --sharding none, as the file reads",)
+
+
 def canonical(model: Model) -> Model:
     """Return a model without its name and without what only other implementations do differently."""
     made = {block: _canonical(block) for block in dict.fromkeys((*model.layers, *model.mtp))}

@@ -19,6 +19,7 @@ from shardwise.formats._exported import (
     alone,
     canonical,
     lost,
+    one_rank,
     refuse,
     unexported,
 )
@@ -323,7 +324,7 @@ def checked_file(case: ExportCase, table_name: str, file: str, text: str, start:
     checked = table(table_name)["checked"]
     count = counted(case.plan.num_devices, "device")
     head = f"# {case.model.name} on {count}, for {checked['system']} {checked['version']}.\n# {start}\n"
-    notes = (f"start it with: {start}", "data and the learning rate are yours to set")
+    notes = (f"start it with: {start}", "data and the learning rate are yours to set", *one_rank(case.plan))
     files = {file: head + text}
     return Exported(system=checked["system"], version=checked["version"], files=files, notes=notes, launch=start)
 
