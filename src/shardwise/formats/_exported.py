@@ -343,8 +343,8 @@ def one_rank(plan: Plan) -> tuple[str, ...]:
     """
     if alone(plan).sharding == canonical_plan(plan).sharding:
         return ()
-    said = f"sharding {plan.sharding} is over one rank, which is not wrapped"
-    return (f"{said}: ask for --sharding none, as the file reads",)
+    rule = f"sharding {plan.sharding} is over one rank, which is not wrapped"
+    return (f"{rule}: ask for --sharding none, as the file reads",)
 
 
 def canonical(model: Model) -> Model:

@@ -377,8 +377,8 @@ def export(case: ExportCase) -> Exported:
     back = _case(Keys(words, _TABLE), Launch(), "train.sh", around, fsdp.read(tree))
     refuse("transformers", differing | lost(stated, back), case)
     checked, accelerate = table(_TABLE)["checked"], table("fsdp.toml")["checked"]
-    own = "--from train.sh reads both files; accelerate.yaml alone has no model, batch or length"
-    notes = ("data, learning rate and checkpoints are yours to add, behind the script's name", own)
+    note = "--from train.sh reads both files; accelerate.yaml alone has no model, batch or length"
+    notes = ("data, learning rate and checkpoints are yours to add, behind the script's name", note)
     head = f"# {case.model.name} on {ours.num_devices} devices, for accelerate {accelerate['version']}.\n"
     files = {"train.sh": _script(case, words, checked["version"]), "accelerate.yaml": head + tree}
     return Exported(system=checked["system"], version=checked["version"], files=files, notes=notes)
