@@ -116,3 +116,14 @@ def test_constants_are_moved_of_trees_over_several_hosts() -> None:
     done = run("plan", "train", "qwen3-0.6b", "--on", "8xgb200", "--global-batch", "8", "--json")
     assert done.status == 0
     assert done.tree["best"][0]["plan"]["tp"] == 8
+
+
+def test_a_change_of_the_framework_keeps_what_the_first_one_offloads() -> None:
+    """Unsloth keeps checkpoints on the host unless told: under another framework the flags have to say so."""
+    words = "train gpt-oss-20b --on 4xrtx-4090 --seq-len 1024 --micro-batch 2 --global-batch 32"
+    named = run(*words.split(), "--stack", "unsloth", "--json").tree["proposals"]
+    moved = [one for one in named if "--stack transformers" in one["flags"]]
+    assert moved
+    for one in moved:
+        then = run(*words.split(), *one["flags"].split(), "--json").tree
+        assert (then["device_bytes"], then["step_seconds"]) == (one["device_bytes"], one["step_seconds"])

@@ -230,6 +230,7 @@ def _flags_beside(case: TrainingCase, changes: FieldChanges, stack: str) -> str:
     kept: dict[str, Any] = {"recompute": case.plan.recompute} if turned and not case.plan.modules else {}
     if then.stack.usual_offload and then.plan.recompute == "full" != case.plan.recompute and not then.plan.offload:
         kept["offload"] = "none"
+    kept |= {"offload": case.plan.offload} if case.stack.usual_offload not in ((), then.stack.usual_offload) else {}
     named = stack or stack_beside(case, then)
     if named and case.job.base.startswith("nf4") and find_stack(named).four_bits != case.stack.four_bits:
         kept["base"] = case.job.base
