@@ -40,12 +40,12 @@ def test_frameworks_without_another_row_are_met_where_the_page_says_so() -> None
 
 
 def test_laboratories_without_another_row_are_met_where_the_page_says_so() -> None:
-    """Cloud recipes within 7 %, whole fine-tuning under FSDP2 within 6 % of its memory, steps on H20 within 22 %."""
+    """Cloud recipes within 13 %, whole fine-tuning under FSDP2 within 6 % of its memory, steps on H20 within 22 %."""
     found = runs(of("training_unseen_labs"))
     assert len(found) > 60 and all(row.status == "predicted" for row in found)
     errors = [(row.case_id, row.metric, abs(row.relative_error or 0.0)) for row in found]
     for words, kind, most in (
-        (("gcp_recipes",), "step_time", 0.07),
+        (("gcp_recipes",), "step_time", 0.13),
         (("prime_rl", "-sft-"), "peak_memory", 0.06),
         (("prime_rl", "0.6B-rl-"), "peak_memory", 0.03),
         (("swift", "h20"), "step_time", 0.22),

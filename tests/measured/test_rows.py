@@ -358,7 +358,7 @@ def test_narrow_products_run_in_their_own_type_where_the_device_has_it(tmp_path:
     """Steps in NVFP4 are faster than in 8 bits on devices with 4-bit products, on others but for copies in blocks."""
     row = {**BRIDGE, "device": device, "recompute": "none", "sharding": "dist_opt"}
     narrow, eight = (only(tmp_path, {**row, "compute_dtype": one}).predicted for one in (dtype, "fp8"))
-    alike = narrow == pytest.approx(eight, rel=0.005)
+    alike = narrow == pytest.approx(eight, rel=0.01)
     assert alike if (dtype, device) != ("nvfp4", "gb200") else narrow < eight and not alike
 
 

@@ -185,7 +185,7 @@ def test_chunks_that_are_named_are_tried_where_they_cut_layers_unevenly() -> Non
     """A range holds the chunks that cut the layers evenly; those named are what `train` answers."""
     model = replace(MODELS["dense"], layers=(DENSE,) * 14)
     fixed: dict[str, Any] = {"pp": IntRanges.parse("2"), "tp": upto(1), "cp": upto(1), "schedule": ("interleaved",)}
-    job, cluster = Training(seq_len=1024, global_batch=16), Cluster.parse("2xa100-sxm-80gb")
+    job, cluster = Training(seq_len=1024, global_batch=16), Cluster.parse("4xa100-sxm-80gb")
     for vpp, chunks in (("2,3", {2, 3}), ("2", {2}), ("2..3", set())):
         space, options = SearchSpace(vpp=IntRanges.parse(vpp), **fixed), SearchOptions(stack="fsdp2", prune=False)
         found = plan_training(model, cluster, job, space, options)

@@ -14,8 +14,9 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions, infer
-from shardwise.serving._burst import MatrixClock, burst_of, mean_left
+from shardwise.serving._burst import MatrixClock, burst_of
 from shardwise.serving.load import ServeReport, StepTable, explain, serve
+from shardwise.serving.load._clocks import mean_left
 
 BURST = Burst(share=0.1, full_seconds=0.1, gone_seconds=0.2, recovery=1.0, devices=())
 

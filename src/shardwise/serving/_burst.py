@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.arrays import np
 from shardwise.cost import Burst, constants, family_of
 from shardwise.ledger.number import X
 from shardwise.records import replace
@@ -96,35 +95,3 @@ def gained(burst: Burst, level: float) -> float:
         return level
     level = min(level, gone)
     return level - (level - full) ** 2 / (2 * (gone - full))
-
-
-_LEVELS = np.linspace(0.0, 1.0, 33)
-
-
-def mean_left(burst: Burst, busy: Any, each: Any, cv2: Any) -> Any:
-    """Return the share of the highest clock that is left to prompts, in the mean of their time: [layout].
-
-    They run a share `busy` of the time, `each` seconds of a squared cv at once. Exact where these and the pauses
-    between are exponential: a bucket that fills at 1 and runs out at `recovery` (Anick, Mitra and Sondhi 1982, of one
-    source and a bucket with an end); times of other spreads differ by that of their heavy traffic.
-
-    >>> burst = Burst(share=0.1, full_seconds=0.1, gone_seconds=0.2, recovery=1.0, devices=())
-    >>> mean_left(burst, np.array([0.01, 0.5, 0.99]), np.array([0.02, 0.02, 0.02]), 0.0).round(2).tolist()
-    [1.0, 0.68, 0.0]
-    """
-    busy, each = np.clip(busy, 1e-9, 1 - 1e-9), np.maximum(each, 1e-6)
-    ends, begins = 1 / each, busy / (1 - busy) / each
-    falls = (ends - begins / burst.recovery) * 2 / (1 + cv2)
-    gone, full = burst.gone_seconds, burst.full_seconds
-    at = _LEVELS * gone
-    left = np.clip((gone - at) / (gone - full), 0.0, 1.0)
-    # The density of levels up to a factor, of the least exponent 0, by Simpson's rule; at the end is the rest.
-    powers = -falls[:, None] * at
-    most = powers.max(axis=-1, keepdims=True)
-    likely = np.exp(powers - most)
-    weights = np.full(len(_LEVELS), 2.0)
-    weights[1::2] = 4.0
-    weights[[0, -1]] = 1.0
-    weights = weights * gone / (3 * (len(_LEVELS) - 1))
-    whole = (likely * weights).sum(axis=-1) + likely[:, -1] / ends
-    return (likely * weights * left).sum(axis=-1) / whole

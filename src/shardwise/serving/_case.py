@@ -305,7 +305,7 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     with problems.collect():
         element = cache_bytes(question.job.kv_cache or ("fp32" if form.bits == 32 else "bf16"))
     problems.items += speculation_problems(question.job, question.model).items
-    problems.items += engine.refused_formats(form.base, question.job.kv_cache, device).items
+    problems.items += engine.refused_formats(form.name, question.job.kv_cache, device).items
     problems.raise_if_any()
     draft = draft_of(question.job, question.model)
     form = engine.quantisation.experts_of(form, family) if form.scope == "experts" else mixed(form, question.model)

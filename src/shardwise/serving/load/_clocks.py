@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardwise.arrays import np
+from shardwise.cost import Burst
 from shardwise.records import replace
-from shardwise.serving._burst import mean_left
 from shardwise.serving.load._batch_times import FULL
 from shardwise.serving.load._lockstep import between_prices
 from shardwise.serving.load._longest import PROMPTS
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _ROUNDS = 4
 # A share so near all is that, whatever other layouts have.
 _NEAR = 1e-3
+_LEVELS = 33  # of the integral over a bucket, an odd number
 
 
 def at_rate(form: Replicas, rate: Any) -> Replicas:
@@ -111,3 +112,29 @@ def added_by(added: Any, ahead: Any, arrivals: Any) -> Any:
         whole, seen, past = whole + chance * added[k - 1], seen + k * chance, past + chance
     beyond, rest = np.maximum(mean - seen, 0.0) / PROMPTS, np.maximum(1 - past, 0.0)
     return (whole + np.maximum(beyond * ahead, rest * added[-1])) / mean
+
+
+def mean_left(burst: Burst, busy: Any, each: Any, cv2: Any) -> Any:
+    """Return the share of the highest clock that is left to prompts, in the mean of their time: [layout].
+
+    They run a share `busy` of the time, `each` seconds of a squared cv at once. Exact where these and the pauses
+    between are exponential: a bucket that fills at 1 and runs out at `recovery` (Anick, Mitra and Sondhi 1982, of one
+    source and a bucket with an end); times of other spreads differ by that of their heavy traffic.
+
+    >>> burst = Burst(share=0.1, full_seconds=0.1, gone_seconds=0.2, recovery=1.0, devices=())
+    >>> mean_left(burst, np.array([0.01, 0.5, 0.99]), np.array([0.02, 0.02, 0.02]), 0.0).round(2).tolist()
+    [1.0, 0.68, 0.0]
+    """
+    busy, each = np.clip(busy, 1e-9, 1 - 1e-9), np.maximum(each, 1e-6)
+    ends, begins = 1 / each, busy / (1 - busy) / each
+    falls = (ends - begins / burst.recovery) * 2 / (1 + cv2)
+    gone, full = burst.gone_seconds, burst.full_seconds
+    at = np.arange(_LEVELS) * (gone / (_LEVELS - 1))
+    left = np.clip((gone - at) / (gone - full), 0.0, 1.0)
+    # The density of levels up to a factor, of the least exponent 0, by Simpson's rule; at the end is the rest.
+    powers = -falls[:, None] * at
+    most = powers.max(axis=-1, keepdims=True)
+    likely = np.exp(powers - most)
+    weights = np.array([1.0, *[4.0, 2.0] * (_LEVELS // 2 - 1), 4.0, 1.0]) * (gone / (3 * (_LEVELS - 1)))
+    whole = (likely * weights).sum(axis=-1) + likely[:, -1] / ends
+    return (likely * weights * left).sum(axis=-1) / whole
