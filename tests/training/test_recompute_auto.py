@@ -59,7 +59,7 @@ def test_recipes_recompute_modules_before_layers() -> None:
     model, cluster = load_model("qwen3-30b-a3b"), Cluster.parse("16xh100-sxm-80gb")
     plan = Plan(ep=8, dp=16, sharding="distributed-optimizer", micro_batch=2, recompute="auto")
     report = train(
-        model, cluster, plan, Training(seq_len=2048, global_batch=64), TrainingOptions(stack="megatron-bridge")
+        model, cluster, plan, Training(seq_len=2304, global_batch=64), TrainingOptions(stack="megatron-bridge")
     )
     assert report.fits and report.plan.modules[:1] == ("moe_act",) and report.plan.recompute == "none"
 
