@@ -92,13 +92,28 @@ def _walk(model: Model, size: CoreSizes) -> str:
 def _tiles(row: dict[str, Any], device: Device, size: CoreSizes, keys: float) -> KeyTiles:
     """Return tiles of so many keys on a device, whose blocks hold queries, keys and values of 16 bits in its cores."""
     needed = 2 * (keys * size.elements + row["rows"] * size.head)
-    shared, clock = (
-        next(n for names, n in row[table].items() if re.fullmatch(names, device.chip))
-        for table in ("shared_bytes", "boost_hertz")
-    )
     resident = next(n for most, n in row["resident"] if size.head <= most)
     cycles = row["tile_cycles"] + row["element_cycles"] * keys * size.head
-    return KeyTiles(keys=keys, seconds=cycles / clock, resident=float(min(resident, max(shared // needed, 1))))
+    fitting = max(_of_chip(row["shared_bytes"], device) // needed, 1)
+    return KeyTiles(keys=keys, seconds=cycles / _clock_hertz(row, device), resident=float(min(resident, fitting)))
+
+
+def _of_chip(table: dict[str, float], device: Device) -> float:
+    """Return what a table has for the chip of a device."""
+    return next(value for names, value in table.items() if re.fullmatch(names, device.chip))
+
+
+def _clock_hertz(row: dict[str, Any], device: Device) -> float:
+    """Return the clock at which a device reaches the fp32 rate of its datasheet, a usual one where that is not known.
+
+    >>> from shardwise.hardware import find_device
+    >>> row = engine_tables()["unified_attention"]
+    >>> [round(_clock_hertz(row, find_device(name).device) / 1e9, 2) for name in ("a100-sxm-80gb", "l4", "l40s")]
+    [1.41, 2.04, 2.52]
+    """
+    if not (device.knows("vector_flops") and device.knows("num_cores")):
+        return float(row["clock_hertz"])
+    return device.vector_flops / (device.num_cores * _of_chip(row["vector_flops_per_cycle"], device))
 
 
 def with_unified(
