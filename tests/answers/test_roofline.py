@@ -27,7 +27,7 @@ from shardwise import (
 from shardwise.answers._answer import whole_shares
 from shardwise.answers._canvas import SIZES, Canvas, lay_out, styled
 from shardwise.answers._plot import figure_of
-from shardwise.answers._roofline_points import INSIDE, LIMITS
+from shardwise.answers._roofline_limits import INSIDE, LIMITS
 from shardwise.answers._train_tree import step_tree
 from shardwise.plans import find_stack
 
@@ -146,6 +146,15 @@ def test_prefill_is_bound_by_arithmetic_and_decode_by_memory() -> None:
     assert up["decode"].intensity < 2 * SERVED["dense"][2].batch
 
 
+@pytest.mark.parametrize(("model", "on"), [("deepseek-v3", "8xb200-sxm-180gb"), ("gpt-oss-20b", "1xh100-sxm-80gb")])
+def test_routers_of_few_tokens_are_bound_by_no_peak(model: str, on: str) -> None:
+    """Kernels that engines wrote for them take the same seconds whatever the device could compute meanwhile."""
+    cluster = Cluster.parse(on)
+    report = sw.infer(sw.Model.load(model), cluster, Plan(tp=cluster.num_devices), Serving(batch=8))
+    routers = [p for p in sw.roofline(report).points if (p.operator, p.phase) == ("mlp.router", "decode")]
+    assert {(router.bound, router.of_roof < 0.01) for router in routers} == {("start", True)}
+
+
 def test_recompute_runs_the_forward_pass_again() -> None:
     """What runs again costs what its forward pass costs, and only the regions of the plan do."""
     points = sw.roofline(trained("dense")).points
@@ -180,14 +189,16 @@ NO_LIMITS = {
     "Rates": "sharpness tiling ramp_traffic corrections pair_dims grouped_each grouped_gradients contention"
     " weight_gradient cast_traffic recast_traffic family assumptions attention_blocks bandwidth_shares experts_in_turn",
     "EngineCostModel": "network group_shapes overlap exposed_axes replicas host module_launch gradient_launch messages"
-    " narrow_dtype format fused_experts choices cores activation_width cache_width engine decoding starts widened"
-    " integer_share attention processor fp4_gains unpacked module_hook merged picked scanned block_tile torch_choices"
-    " router beside_rows unified",
+    " narrow_dtype format fused_experts choices cores activation_width cache_width engine decoding starts"
+    " integer_share attention processor fp4_gains module_hook merged picked block_tile torch_choices beside_rows",
     "ExpertsFit": "sharpness pad_rows empty_rows chain_share row_traffic others_traffic tile_steps tile_reads rows"
     " source",
     "EngineKernels": "last_cache experts_type all_reduce head_bytes_per_second"
     " thin_bytes_per_second thin_rows library_roles cached_rate sources unspread_ranks",
     "KernelCosts": "costs packs scale",
+    "RouterKernel": "rows",
+    "KeyTiles": "keys resident",
+    "UnifiedKernel": "elements group rows segments segmented_blocks tokens",
 }
 
 

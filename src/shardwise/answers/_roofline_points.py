@@ -1,27 +1,17 @@
 """Every operator against the device's roofline: from the ledger, with the cost functions that time is made of.
 
-What bounds an operator is found by asking those functions again with the other limits taken away, so that nothing is
-priced twice. Roofline: Williams, Waterman, Patterson 2009.
+Roofline: Williams, Waterman, Patterson 2009.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
+from shardwise.answers._roofline_limits import Bound, binding, each_alone
 from shardwise.answers._train_tree import step_tree, without_residue
-from shardwise.cost import (
-    DECODE_PARTS,
-    PARTS_IN_SECONDS,
-    WIDE_DTYPES,
-    ExpertsFit,
-    GemmRates,
-    KernelCosts,
-    Rates,
-    attention_dtype,
-    cached_share,
-)
+from shardwise.cost import WIDE_DTYPES, Rates, attention_dtype, cached_share
 from shardwise.cost import op_seconds as trained_seconds
 from shardwise.errors import InputError, Problem
 from shardwise.field_types import typed
@@ -30,8 +20,6 @@ from shardwise.ledger.op import Op
 from shardwise.notebook import PlainValues
 from shardwise.records import dataclass, replace
 from shardwise.serving import (
-    EngineCostModel,
-    EngineKernels,
     EngineStep,
     InferReport,
     ServingCase,
@@ -50,8 +38,6 @@ from shardwise.serving import (
 from shardwise.serving import op_seconds as served_seconds
 from shardwise.training import PartLedger, TrainReport, ledger_of, machine_of, slowest_stage
 
-Bound = Literal["compute", "memory", "start"]
-_NO_LIMIT = 1e30
 _TRAINED = (
     ("forward", "flops", "forward_bytes"),
     ("backward_input", "backward_flops", "backward_bytes"),
@@ -166,62 +152,6 @@ class Roofline(PlainValues):
         return seconds_of
 
 
-# Which limit each rate is, and which records hold rates of their own. Rows/s of blocks of threads are starts.
-_PRODUCTS: dict[str, Bound] = {
-    "matmul_flops": "compute",
-    "matmul_bytes": "memory",
-    "matmul_start": "start",
-    "ramp_seconds": "start",
-}
-LIMITS: dict[type, dict[str, Bound]] = {
-    GemmRates: _PRODUCTS,
-    Rates: {
-        **_PRODUCTS,
-        **dict.fromkeys(("attention_forward_flops", "attention_backward_flops"), "compute"),
-        **dict.fromkeys(("grouped_flops", "vector_flops"), "compute"),
-        **dict.fromkeys(("attention_start", "grouped_start", "memory_start", "launch", "row_rate"), "start"),
-        **dict.fromkeys(("memory_bytes", "cached_rate"), "memory"),
-    },
-    EngineCostModel: {"peak": "compute", "narrow_peak": "compute", "experts_peak": "compute", "bandwidth": "memory"},
-    ExpertsFit: {
-        "compute": "compute",
-        "memory": "memory",
-        **dict.fromkeys(("start_seconds", "expert_seconds", "walk_seconds", "mapped_seconds"), "start"),
-    },
-    EngineKernels: {},
-    KernelCosts: {},
-}
-INSIDE: dict[type, tuple[str, ...]] = {
-    Rates: ("wide",),
-    EngineCostModel: ("rates", "narrow", "kernels", "weight_only"),
-    EngineKernels: ("decode", "experts_wide", "experts_narrow", "experts_unspread"),
-}
-
-
-def _only(thing: Any, kept: Bound) -> Any:
-    """Return rates, kernels or a server with every limit taken away but one."""
-    if isinstance(thing, tuple):
-        return tuple((name, _only(one, kept)) for name, one in thing)
-    changed: dict[str, Any] = {
-        name: 0.0 if bound == "start" else _NO_LIMIT for name, bound in LIMITS[type(thing)].items() if bound != kept
-    }
-    for name in INSIDE.get(type(thing), ()):
-        value = getattr(thing, name)
-        changed[name] = value and _only(value, kept)
-    if isinstance(thing, KernelCosts) and kept != "start":
-        parts = zip(DECODE_PARTS, thing.costs, strict=True)
-        changed["costs"] = tuple(0.0 if part in PARTS_IN_SECONDS else cost for part, cost in parts)
-    return replace(thing, **changed)
-
-
-_BOUNDS: tuple[Bound, ...] = ("compute", "memory", "start")
-
-
-def _bound(price: Callable[[Any], float], limits: dict[Bound, Any]) -> Bound:
-    alone = {kept: price(machine) for kept, machine in limits.items()}
-    return max(_BOUNDS, key=lambda kept: alone[kept])
-
-
 def _shape(op: Op[float], phase: str) -> tuple[float, ...]:
     m, n, k = float(op.rows), float(op.columns), float(op.inner)
     if op.kind not in ("matmul", "grouped"):
@@ -266,7 +196,7 @@ def _trained(
                 moved_bytes=float(getattr(op, moved)),
                 seconds=float(getattr(seconds, timed)),
                 times=times,
-                bound=_bound(alone, limits),
+                bound=binding(alone, limits),
                 dtype=_dtype(device, op, dtype),
                 peak_flops_per_second=device.peak_flops(_dtype(device, op, dtype)),
                 peak_bytes_per_second=_bandwidth(device, rates, op, float(getattr(op, moved))),
@@ -284,7 +214,7 @@ def points_of_stage(report: TrainReport, index: int) -> tuple[RooflinePoint, ...
     stage, written = e.stages[index], ledger_of(case.model, case.plan, case.kinds, e.layout)
     runs = e.step.pipeline.busy / e.step.stages[slowest_stage(e.step)].busy
     rates = machine_of(case, e.sizes.group_shapes).rates
-    limits: dict[Bound, Any] = {kept: _only(rates, kept) for kept in _BOUNDS}
+    limits = each_alone(rates)
     rows = [*zip(written.kinds, stage.layers, strict=True), (written.embedding, stage.embeds)]
     rows += [(written.head, stage.ends), (written.loss, stage.ends)]
     return tuple(point for lines, n in rows if n for point in _trained(report, lines, n * runs, limits))
@@ -306,7 +236,7 @@ def _served(
 ) -> Iterable[RooflinePoint]:
     """Yield the operators of one engine step that runs so many times."""
     server = replace(engine_cost_model(case, sizes), decoding=ledger.step.phase == "decode")
-    limits: dict[Bound, EngineCostModel[float]] = {kept: _only(server, kept) for kept in _BOUNDS}
+    limits = each_alone(server)
     rows = [*case.model.kinds.values(), 1, 1]
     device = case.cluster.device
     for (label, ops), count in zip(ledger.lines, rows, strict=True):
@@ -328,7 +258,7 @@ def _served(
                 moved_bytes=float(op.forward_bytes),
                 seconds=seconds,
                 times=count * times,
-                bound=_bound(alone, limits),
+                bound=binding(alone, limits),
                 dtype=_dtype(device, op, op.dtype or case.dtype),
                 peak_flops_per_second=device.peak_flops(_dtype(device, op, op.dtype or case.dtype)),
                 peak_bytes_per_second=_bandwidth(device, server.rates, op, float(op.forward_bytes)),
