@@ -128,7 +128,7 @@ FACTS: dict[str, tuple[Callable[[Any], bool], tuple[str, ...]]] = {
     # Degrees in an order of their own stand where orders of axes do.
     "the degrees of a plan, listed": (
         _lists_degrees,
-        ("plans/_plan.py", "cost/_rates.py", "search/_serving_space.py", "formats/_exported.py"),
+        ("plans/_plan.py", "cost/_imposed.py", "search/_serving_space.py", "formats/_exported.py"),
     ),
     # `ops/layout.py` marks a collective with what it hides behind; formats read and write a stack's settings.
     "what hides behind what": (

@@ -23,6 +23,7 @@ from shardwise.cost._bands import (
 )
 from shardwise.cost._copies import Copies, exchanged_bytes, leaving_share
 from shardwise.cost._engine_reduce import EngineReduce, reduce_of, reduce_seconds
+from shardwise.cost._imposed import OVERLAP_AXES, Efficiencies
 from shardwise.cost._kernels import (
     PARTS,
     PARTS_IN_SECONDS,
@@ -72,9 +73,7 @@ from shardwise.cost._operators import (
 )
 from shardwise.cost._power import mean_watts, power_model
 from shardwise.cost._rates import (
-    OVERLAP_AXES,
     WIDE_DTYPES,
-    Efficiencies,
     GemmRates,
     Rates,
     attention_dtype,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Generic
 
 from shardwise.cost._copies import Copies, copied_seconds, leaving_share
-from shardwise.cost._rates import Efficiencies
+from shardwise.cost._imposed import Efficiencies
 from shardwise.cost._records import CollectiveFit
 from shardwise.cost._tables import constants, family_of
 from shardwise.cost._torus import Packages, Torus, torus_of

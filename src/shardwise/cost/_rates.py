@@ -6,66 +6,15 @@ import math
 from dataclasses import fields
 from typing import Any, Generic
 
+from shardwise.cost._imposed import Efficiencies, achieved_bytes, check_achieved, effective
 from shardwise.cost._power import derated_attention, derated_gemm, power_share, steady_state_rate
 from shardwise.cost._records import AttentionFit, DeviceFamily, Gemm, GroupedGemm, MemoryKernels
 from shardwise.cost._tables import bandwidth_of, constants, family_of, last_cache_bytes, matmul_row
 from shardwise.cost._tiles import ELEMENT_BYTES, AttentionBlocks, BandwidthShares, Tiling, tiling_of
-from shardwise.errors import Problems
 from shardwise.hardware import Device
 from shardwise.ledger.number import X
 from shardwise.ledger.traced import leaf
 from shardwise.records import dataclass, replace
-
-OVERLAP_AXES = ("tp", "cp", "ep", "dp", "pp")
-"""Axes whose messages may be kept from running beside compute; tp has both of the two-dimensional layout."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Efficiencies:
-    """Efficiencies that the user imposes in place of the fitted ones; 0 leaves the fit.
-
-    `ideal` sets every one to 1 and starts to 0. `matmul_flops_per_second` and `memory_bytes_per_second` impose
-    achieved rates instead of fractions. `exposed_axes` are those whose messages never run beside compute.
-    """
-
-    compute: float = 0.0
-    memory: float = 0.0
-    fast_link: float = 0.0
-    slow_link: float = 0.0
-    matmul_flops_per_second: float = 0.0
-    memory_bytes_per_second: float = 0.0
-    fast_bytes_per_second: float = 0.0
-    slow_bytes_per_second: float = 0.0
-    ideal: bool = False
-    exposed_axes: tuple[str, ...] = ()
-
-    def check(self) -> None:
-        """Raise `InputError` for fractions outside (0, 1] and negative rates."""
-        problems = Problems()
-        for name in ("compute", "memory", "fast_link", "slow_link"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                problems.add(
-                    f"{name}_efficiency",
-                    value,
-                    "must be a fraction of the peak, above 0 and at most 1",
-                    "use for example 0.7",
-                )
-        for name in (
-            "matmul_flops_per_second",
-            "memory_bytes_per_second",
-            "fast_bytes_per_second",
-            "slow_bytes_per_second",
-        ):
-            if getattr(self, name) < 0:
-                problems.add(
-                    name, getattr(self, name), "must not be negative", "give an achieved rate, or leave it out"
-                )
-        for axis in self.exposed_axes:
-            if axis not in OVERLAP_AXES:
-                problems.add("exposed_axes", axis, "is not an axis of messages", f"use {', '.join(OVERLAP_AXES)}")
-        problems.raise_if_any()
-
 
 WIDE_DTYPES = ("bf16", "fp16")
 
@@ -186,16 +135,6 @@ def attention_dtype(device: Device, dtype: str) -> str:
     return next((d for d in WIDE_DTYPES if narrow and d in device.matrix_flops), dtype)
 
 
-def check_achieved(imposed: Efficiencies, peak: float, bandwidth: float) -> None:
-    """Raise `InputError` for achieved rates above what the datasheet gives."""
-    problems = Problems()
-    for name, limit in (("matmul_flops_per_second", peak), ("memory_bytes_per_second", bandwidth)):
-        if getattr(imposed, name) > limit:
-            rule = f"is above the device's peak of {limit:g} a second"
-            problems.add(name, getattr(imposed, name), rule, f"use at most {limit:g}, or another device")
-    problems.raise_if_any()
-
-
 def gemm_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, engine: str = "") -> GemmRates[Any]:
     """Return the part of `Rates` that GEMMs of a data type need, from one row of constants.
 
@@ -223,20 +162,6 @@ def gemm_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, eng
         ramp_traffic=row.ramp_traffic,
         corrections=GemmCorrections() if imposed.ideal else GemmCorrections.stated(row, dtype, device),
     )
-
-
-def effective(imposed: Efficiencies, fitted: float, user: float) -> float:
-    """Return the user's efficiency, or one where everything is ideal, or the fitted one."""
-    return user or (1.0 if imposed.ideal else fitted)
-
-
-def achieved_bytes(device: Device, imposed: Efficiencies, fitted: float) -> float:
-    """Return the bytes a second that the user states, or his share of the datasheet's, or the fitted one."""
-    if imposed.memory_bytes_per_second:
-        return imposed.memory_bytes_per_second
-    if imposed.memory or imposed.ideal:
-        return (imposed.memory or 1.0) * device.memory_bytes_per_second
-    return fitted * bandwidth_of(device)
 
 
 def cast_bytes(dtype: str) -> float:
@@ -322,29 +247,11 @@ def rates_of(
         notes.append(f"{device.name}: {table.note}")
     products = gemm_rates(device, dtype, row, imposed)
     start = 0.0 if imposed.ideal else 1.0
-    memory, grouped, peak = table.memory, grouped_by(table.grouped, kernels[1]), device.peak_flops(dtype)
-    attention, attention_peak = _attention(table, device, attention_dtype(device, dtype), kernels[0])
-    attention = derated_attention(attention, device, node_busy)
-    streamed = device.achieved("bytes_per_second")
-    share = float(streamed.value) / bandwidth_of(device) if streamed else memory.efficiency
-    stream = achieved_bytes(device, imposed, share)
-    scale = relative(device, row, grouped.measured_on or device.chip)
-    forward, backward, experts = (
-        effective(imposed, fitted, imposed.compute)
-        for fitted in (attention.forward, attention.backward, grouped.compute * narrowed(family, row) * scale)
-    )
     return Rates(
         **{f.name: getattr(products, f.name) for f in fields(products)},
-        attention_forward_flops=leaf("attention forward FLOP/s", forward * attention_peak, attention.source),
-        attention_backward_flops=leaf("attention backward FLOP/s", backward * attention_peak, attention.source),
-        attention_start=leaf("attention start", start * attention.start_seconds, attention.source),
-        pair_dims=0.0 if imposed.ideal else attention.pair_dims,
-        grouped_flops=leaf("grouped FLOP/s", experts * peak, grouped.source),
-        grouped_gradients=(1.0, 1.0) if imposed.ideal else (grouped.input_gradient, grouped.weight_gradient),
-        grouped_start=leaf("grouped start", start * grouped.start_seconds, grouped.source),
-        grouped_each=leaf("start of one expert", start * grouped.each_seconds, grouped.source),
-        memory_bytes=leaf("streaming HBM bytes/s", stream, streamed.source if streamed else memory.source),
-        memory_start=leaf("kernel start", start * memory.start_seconds, memory.source),
+        **_attention_rates(table, device, (dtype, kernels[0], node_busy), imposed),
+        **_grouped_rates(grouped_by(table.grouped, kernels[1]), device, (family, dtype, row), imposed),
+        **_memory_rates(table.memory, device, dtype, imposed),
         launch=leaf("launch", start * launch_seconds, "the stack's eager launch"),
         contention=contention_of(device, imposed),
         weight_gradient=1.0 if imposed.ideal else weight_gradient(table),
@@ -352,28 +259,60 @@ def rates_of(
         recast_traffic=0.0,
         family=family,
         assumptions=tuple(notes),
-        attention_blocks=AttentionBlocks() if imposed.ideal else AttentionBlocks.stated(attention),
-        bandwidth_shares=BandwidthShares()
-        if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second
-        else BandwidthShares.stated(memory, dtype),
-        experts_in_turn=grouped.in_turn,
-        cached_rate=_cached_rate(device, memory, imposed),
-        row_rate=_cores(device, imposed) * memory.rows_per_second_per_core,
         wide=_wide(device, dtype, imposed, (node_busy, kernels[2])),
         vector_flops=_vector_flops(device, imposed),
     )
 
 
-def _cached_rate(device: Device, memory: MemoryKernels, imposed: Efficiencies) -> float:
-    """Return the bytes/s at which kernels find what they move in the last cache, 0 where that is not measured."""
-    cores = _cores(device, imposed)
-    return cores * memory.cached_bytes_per_second_per_core if cores and last_cache_bytes(device) else 0.0
+def _attention_rates(
+    table: DeviceFamily, device: Device, run: tuple[str, str, bool], imposed: Efficiencies
+) -> dict[str, Any]:
+    """Return the fields of `Rates` of attention; a `run` has a data type, a kernel and whether the node is busy."""
+    dtype, kernel, node_busy = run
+    row, peak = _attention(table, device, attention_dtype(device, dtype), kernel)
+    row = derated_attention(row, device, node_busy)
+    start = 0.0 if imposed.ideal else 1.0
+    forward, backward = (effective(imposed, fitted, imposed.compute) for fitted in (row.forward, row.backward))
+    return {
+        "attention_forward_flops": leaf("attention forward FLOP/s", forward * peak, row.source),
+        "attention_backward_flops": leaf("attention backward FLOP/s", backward * peak, row.source),
+        "attention_start": leaf("attention start", start * row.start_seconds, row.source),
+        "pair_dims": 0.0 if imposed.ideal else row.pair_dims,
+        "attention_blocks": AttentionBlocks() if imposed.ideal else AttentionBlocks.stated(row),
+    }
 
 
-def _cores(device: Device, imposed: Efficiencies) -> int:
-    """Return the cores of a device, 0 where they are not known or the rates of memory are imposed."""
-    imposes = imposed.ideal or imposed.memory or imposed.memory_bytes_per_second
-    return device.num_cores if not imposes and device.knows("num_cores") else 0
+def _grouped_rates(
+    grouped: GroupedGemm, device: Device, products: tuple[str, str, Gemm], imposed: Efficiencies
+) -> dict[str, Any]:
+    """Return the fields of `Rates` of grouped GEMMs; `products` are family, data type and row of the others."""
+    family, dtype, row = products
+    scale = relative(device, row, grouped.measured_on or device.chip)
+    start = 0.0 if imposed.ideal else 1.0
+    reached = effective(imposed, grouped.compute * narrowed(family, row) * scale, imposed.compute)
+    return {
+        "grouped_flops": leaf("grouped FLOP/s", reached * device.peak_flops(dtype), grouped.source),
+        "grouped_gradients": (1.0, 1.0) if imposed.ideal else (grouped.input_gradient, grouped.weight_gradient),
+        "grouped_start": leaf("grouped start", start * grouped.start_seconds, grouped.source),
+        "grouped_each": leaf("start of one expert", start * grouped.each_seconds, grouped.source),
+        "experts_in_turn": grouped.in_turn,
+    }
+
+
+def _memory_rates(memory: MemoryKernels, device: Device, dtype: str, imposed: Efficiencies) -> dict[str, Any]:
+    """Return the fields of `Rates` of kernels that the memory bounds."""
+    streamed = device.achieved("bytes_per_second")
+    share = float(streamed.value) / bandwidth_of(device) if streamed else memory.efficiency
+    stream = achieved_bytes(device, imposed, share)
+    start = 0.0 if imposed.ideal else 1.0
+    cores = 0 if imposed.imposes_memory or not device.knows("num_cores") else device.num_cores
+    return {
+        "memory_bytes": leaf("streaming HBM bytes/s", stream, streamed.source if streamed else memory.source),
+        "memory_start": leaf("kernel start", start * memory.start_seconds, memory.source),
+        "bandwidth_shares": BandwidthShares() if imposed.imposes_memory else BandwidthShares.stated(memory, dtype),
+        "cached_rate": cores * memory.cached_bytes_per_second_per_core if cores and last_cache_bytes(device) else 0.0,
+        "row_rate": cores * memory.rows_per_second_per_core,
+    }
 
 
 def _vector_flops(device: Device, imposed: Efficiencies) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.cost._imposed import Efficiencies
 from shardwise.cost._network import Network, network_of, with_peers
-from shardwise.cost._rates import Efficiencies, contention_of
+from shardwise.cost._rates import contention_of
 from shardwise.cost._shared import Adapter, ReplicaMessages
 from shardwise.cost._tables import constants, family_of, matmul_row
 from shardwise.hardware import Cluster, Device
