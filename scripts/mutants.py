@@ -481,11 +481,15 @@ def _unchanged(kept: Path | None) -> Base:
 
         def work(stage: Callable[[str], None]) -> str:
             stage("tests")
-            place.write_bytes(pickle.dumps(base()))
+            try:
+                place.write_bytes(pickle.dumps(base()))
+            except RuntimeError as error:
+                return str(error)
             return "kept"
 
-        if not place.exists():
-            apart(work)
+        said = "kept" if place.exists() else apart(work)
+        if said != "kept":
+            raise SystemExit(f"no answers of the unchanged package: {said}")
         found: Base = pickle.loads(place.read_bytes())
         return found
 

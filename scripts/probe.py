@@ -164,20 +164,25 @@ def load_everything() -> None:
 
 def base() -> Base:
     """Return the answers of the package, which is loaded with its statements marked."""
-    from command_line import inside_a_folder
-
     numbered: dict[tuple[str, int], int] = {}
     ran = bytearray()
     setattr(builtins, "__ran__", ran)  # noqa: B010
+    files: set[str | None] = set()
 
     def marked(path: str) -> ast.AST | None:
         if not (path.startswith(f"{SOURCE}{os.sep}") and path.endswith(".py")):
             return None
+        files.add(path)
         tree = ast.parse(Path(path).read_text(encoding="utf-8"))
         return ast.fix_missing_locations(Marks(str(Path(path).relative_to(ROOT)), numbered, ran).visit(tree))
 
     compiled_as(marked)
     load_everything()
+    loaded = {name: getattr(one, "__file__", None) for name, one in sys.modules.items() if name.startswith("shardwise")}
+    if unmarked := sorted(name for name, file in loaded.items() if file not in files):
+        raise RuntimeError(f"loaded before their statements were marked: {', '.join(unmarked)}")
+    from command_line import inside_a_folder  # loads the package, as whatever reads an answer does
+
     imports, answers = bytes(ran), []
     with inside_a_folder():
         for asked in [*stored(), *questions("judged")]:
