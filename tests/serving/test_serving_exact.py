@@ -50,9 +50,10 @@ COMPRESSED = CompressedAttention(
 )
 KEPT: dict[str, tuple[Mixer, Callable[[int], float]]] = {
     "grouped": (Attention(heads=16, kv_heads=4, head_dim=128), lambda n: 2 * n * 4 * 256),
-    "keys are values": (
+    # Keys are rotated, values are not: both are kept.
+    "one projection of both": (
         Attention(heads=16, kv_heads=4, head_dim=128, shared_key_value=True),
-        lambda n: 2 * n * 4 * 128,
+        lambda n: 2 * n * 4 * 256,
     ),
     "wide values": (Attention(heads=16, kv_heads=4, head_dim=128, v_head_dim=64), lambda n: 2 * n * 4 * 192),
     "window": (Attention(heads=16, kv_heads=4, head_dim=128, window=64), lambda n: 2 * min(n, 64) * 4 * 256),

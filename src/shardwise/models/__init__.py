@@ -13,6 +13,7 @@ from shardwise.models._architecture import (
 )
 from shardwise.models._fields import FIELDS, SIZE_FIELDS, ConfigField
 from shardwise.models._importer import unwrap
+from shardwise.models._kept import State, TokenCache
 from shardwise.models._layer_names import EXPERT_NAMES, layer_name, layer_names
 from shardwise.models._limits import attention_limits
 from shardwise.models._mixers import (
@@ -24,8 +25,6 @@ from shardwise.models._mixers import (
     LatentAttention,
     Mixer,
     NormKind,
-    State,
-    TokenCache,
 )
 from shardwise.models._model import (
     Model,

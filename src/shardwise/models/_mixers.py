@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, TypeAlias
 
+from shardwise.models._kept import State, TokenCache
 from shardwise.records import dataclass, replace
 
 NormKind: TypeAlias = Literal[
@@ -26,32 +27,6 @@ NormKind: TypeAlias = Literal[
 "rmsnorm-offset" stores its weights as an offset from one (Gemma, Qwen3-Next), "rmsnorm-float" meets them in fp32
 (OLMo 2), "layernorm-float" has no bias and is written out in fp32 (Cohere).
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenCache:
-    """What a mixer keeps of one token: `elements` of a cache for each of `heads`, for up to `limit` tokens (0: all).
-
-    `heads` 0 is one entry that is the same on every tensor-parallel rank. `bytes8` are elements of 8 bits beside them,
-    whatever the format of the cache, `packed8` bytes beside them where engines pack elements of 8 bits with scales and
-    leave what is rotated in 16. One entry stands for `rate` tokens; of a `ring` every engine keeps the last `limit`.
-    """
-
-    elements: int
-    heads: int = 0
-    bytes8: int = 0
-    packed8: int = 0
-    limit: int = 0
-    rate: int = 1
-    ring: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class State:
-    """What a mixer keeps of a sequence whatever its length: of its recurrence (wide), and as wide as activations."""
-
-    wide: int = 0
-    narrow: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +104,10 @@ class Mixer:
         """Return what it keeps of every token."""
         return ()
 
+    def allocated(self) -> tuple[TokenCache, ...]:
+        """Return what it would keep did it read no earlier layer's: some engines have room for that all the same."""
+        return self.caches()
+
     def cached_heads(self) -> KeyHeads | None:
         """Return its heads of keys and values; None where keys are made of latents or there are none."""
         return None
@@ -176,7 +155,7 @@ class Indexer:
         """
         weighted = not self.style
         key = self.head_dim + 4 if weighted else 2 * self.head_dim
-        keys = TokenCache(elements=0, bytes8=key, rate=self.pool or 1)
+        keys = TokenCache(elements=0, bytes8=key, keys=self.head_dim, rate=self.pool or 1)
         tail = TokenCache(elements=0, bytes8=(4 if weighted else 2) * self.head_dim, limit=self.pool, ring=True)
         return () if self.shared else (keys, tail) if self.pool else (keys,)
 
@@ -262,12 +241,20 @@ class Attention(Mixer):
         return replace(self, window=0) if self.window else self
 
     def caches(self) -> tuple[TokenCache, ...]:
-        """K * (H + Hv) elements, one of the two where keys are values; attention both ways keeps nothing."""
+        """K * (H + Hv) elements; attention both ways keeps nothing.
+
+        Keys and values of one projection are both kept: keys are rotated, values are not (transformers 5.23.0
+        modeling_gemma4.py; vLLM's and SGLang's gemma4.py call a kernel with two caches, llama.cpp allocates both).
+        """
         if self.kv_from_earlier or not self.causal:
             return ()
-        width = self.head_dim if self.shared_key_value else self.head_dim + self.value_dim
+        width = self.head_dim + self.value_dim
         cache = TokenCache(heads=self.kv_heads, elements=width, limit=self.window or self.chunk)
         return cache, *(self.indexer.caches() if self.indexer else ())
+
+    def allocated(self) -> tuple[TokenCache, ...]:
+        """Its own, whether or not an earlier layer's are read in their place."""
+        return replace(self, kv_from_earlier=False).caches() if self.kv_from_earlier else self.caches()
 
     def cached_heads(self) -> KeyHeads:
         """Those of a layer, whether it makes them itself or reads those of an earlier one."""

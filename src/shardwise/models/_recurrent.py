@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from shardwise.models._mixers import Mixer, State
+from shardwise.models._kept import State
+from shardwise.models._mixers import Mixer
 from shardwise.records import dataclass
 
 

@@ -35,22 +35,39 @@ class SequenceCache(Generic[X]):
         return self.states * self.constant_bytes + self.token_bytes * cached
 
 
-def mixer_caches(layout: Layout[X], mixer: Mixer) -> tuple[SequenceCache[X], ...]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheRules:
+    """How an engine keeps what mixers say they keep; the defaults are what most do.
+
+    `shared_layers` is whether layers that read an earlier layer's cache have one allocated, `wide_index_keys` whether
+    keys of indexers are in the type of the cache, `input_bytes` those of an element of the inputs that a convolution
+    keeps (0: as wide as activations).
+    """
+
+    shared_layers: bool = False
+    wide_index_keys: bool = False
+    input_bytes: float = 0.0
+
+
+def mixer_caches(layout: Layout[X], mixer: Mixer, rules: CacheRules) -> tuple[SequenceCache[X], ...]:
     """Return what one mixer keeps of one sequence: caches of tokens, and a state that tensor parallelism splits."""
-    caches = [_token_cache(layout, cache) for cache in mixer.caches()]
+    own = mixer.allocated() if rules.shared_layers else mixer.caches()
+    caches = [_token_cache(layout, cache, rules) for cache in own]
     kept, zero = mixer.recurrent_state(), 0 * layout.degrees.tp
     if kept.wide or kept.narrow:
         wide = state_bytes(layout, mixer.float_state) * kept.wide
-        state: X = divide(zero + wide + layout.a * kept.narrow, layout.degrees.tp)
+        state: X = divide(zero + wide + (rules.input_bytes or layout.a) * kept.narrow, layout.degrees.tp)
         caches.append(SequenceCache(token_bytes=zero, limit=0, constant_bytes=state))
     return tuple(caches)
 
 
-def _token_cache(layout: Layout[X], cache: TokenCache) -> SequenceCache[X]:
+def _token_cache(layout: Layout[X], cache: TokenCache, rules: CacheRules) -> SequenceCache[X]:
     """Return the bytes of a cache on a rank; its heads are never below one a rank."""
     zero = 0 * layout.degrees.tp
     heads = layout.kv_heads(cache.heads) if cache.heads else zero + 1
     bytes8 = cache.bytes8 + layout.work.packs_latents * cache.packed8
+    if cache.keys and rules.wide_index_keys:
+        bytes8 = layout.work.cache_bytes * cache.keys
     size = heads * (layout.work.cache_bytes * cache.elements + bytes8)
     return SequenceCache(
         token_bytes=size / cache.rate if cache.rate > 1 else size, limit=cache.limit, constant_bytes=zero,
@@ -58,10 +75,10 @@ def _token_cache(layout: Layout[X], cache: TokenCache) -> SequenceCache[X]:
     )  # fmt: skip
 
 
-def block_caches(layout: Layout[X], block: Block) -> tuple[SequenceCache[X], ...]:
+def block_caches(layout: Layout[X], block: Block, rules: CacheRules) -> tuple[SequenceCache[X], ...]:
     """Return what one layer keeps of one sequence, blocks inside it included."""
-    own = tuple(cache for mixer in block.mixers for cache in mixer_caches(layout, mixer))
-    return (*own, *(cache for inner in block.also for cache in block_caches(layout, inner)))
+    own = tuple(cache for mixer in block.mixers for cache in mixer_caches(layout, mixer, rules))
+    return (*own, *(cache for inner in block.also for cache in block_caches(layout, inner, rules)))
 
 
 def keeps_tokens(block: Block) -> bool:

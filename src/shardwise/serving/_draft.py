@@ -74,7 +74,7 @@ def draft_caches(case: ServingCase, sizes: ServingSizes[X]) -> tuple[SequenceCac
     return tuple(
         replace(one, token_bytes=count * one.token_bytes, constant_bytes=count * one.constant_bytes)
         for block, count in draft.model.kinds.items()
-        for one in block_caches(layout, block)
+        for one in block_caches(layout, block, draft.engine.memory.cache_rules)
     )
 
 

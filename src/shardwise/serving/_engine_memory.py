@@ -9,7 +9,7 @@ from shardwise.hardware import Device
 from shardwise.ledger.number import X, ceil, maximum, minimum, total
 from shardwise.models import STATE_TYPES, Architecture
 from shardwise.records import dataclass
-from shardwise.serving._cache import keeps_states, keeps_tokens
+from shardwise.serving._cache import CacheRules, keeps_states, keeps_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,12 +101,30 @@ class EngineMemory:
     """Latents of sparse attention in 8-bit floats have scales, and what is rotated stays in 16 bits."""
     bare_latents: tuple[tuple[str, str], ...] = ()
     """Families of models and of devices (patterns) whose kernels read such latents without either."""
+    shared_layers: bool = False
+    """Layers that read an earlier layer's keys and values have a cache of their own allocated, too."""
+    wide_index_keys: bool = False
+    """Keys of indexers are in the type of the cache."""
+    input_bytes: float = 0.0
+    """Bytes of an element of the inputs that a convolution keeps (0: as wide as activations)."""
     state_bytes: float = 4.0
     """Bytes of an element of a recurrent state (0: as wide as activations) where the model's file names no type."""
     state_keys: tuple[str, ...] = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
     """Keys of the file by which it does."""
     profiles_reserved: bool = False
     """Its cache is what remains of all that the allocator reserved at the peak, in use or not: that is not modelled."""
+
+    @property
+    def cache_rules(self) -> CacheRules:
+        """How it keeps what mixers say they keep.
+
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine(name).memory.cache_rules.shared_layers for name in ("vllm", "sglang")]
+        [False, True]
+        """
+        return CacheRules(
+            shared_layers=self.shared_layers, wide_index_keys=self.wide_index_keys, input_bytes=self.input_bytes
+        )
 
     def state_bytes_of(self, types: tuple[tuple[str, str], ...]) -> float:
         """Return bytes of an element of a recurrent state, 0 where it is as wide as activations.

@@ -23,7 +23,7 @@ from shardwise.ops.layout import Layout, lay_out, memory_op
 from shardwise.ops.routed import routed_tokens
 from shardwise.plans import Tuning, find_base, find_precision
 from shardwise.records import dataclass, replace
-from shardwise.serving._cache import block_caches, keeps_tokens
+from shardwise.serving._cache import CacheRules, block_caches, keeps_tokens
 from shardwise.serving._captured import padded_sequences, routed_share
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import EngineOperators, reduces_branches_once
@@ -87,7 +87,7 @@ def _cache_write(layout: Layout[X], block: Block, kept: bool) -> tuple[Op[X], ..
     """Return the kernel that puts new keys and values in the cache: it reads them once and writes them once."""
     if not kept or not keeps_tokens(block):
         return ()
-    new = layout.tokens * total((c.token_bytes for c in block_caches(layout, block)), 0 * layout.tokens)
+    new = layout.tokens * total((c.token_bytes for c in block_caches(layout, block, CacheRules())), 0 * layout.tokens)
     read = new * (layout.a / layout.work.cache_bytes)
     return (memory_op(layout, "cache_write", "attention", (read + new, 0 * new), role="cache_write"),)
 

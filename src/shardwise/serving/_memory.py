@@ -224,7 +224,7 @@ def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[Sequence
             )
             for one in own
         )
-        for own in (block_caches(layout, block) for block in case.model.kinds)
+        for own in (block_caches(layout, block, memory.cache_rules) for block in case.model.kinds)
     )
     # The cache of a draft is booked with the layers of the first kind, each with its part.
     count = next(iter(case.model.kinds.values()))
