@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent.parent
 CATALOGUE = ROOT / "src" / "shardwise" / "models" / "catalogue" / "models.json"
 GOLDENS = ROOT / "tests" / "data" / "models" / "cache_bytes.json"
 
-# A layer: elements of a token in the cache, its window (0: none), bytes of a token beside them, whatever the type of the
-# cache, and of its state the elements of the recurrence and of inputs. A shared layer reads an earlier one's.
+# A layer: elements of a token in the cache, its window (0: none), bytes of a token beside them, whatever the cache's
+# type, and of its state the elements of the recurrence and of inputs. A shared layer reads an earlier one's.
 Layer = tuple[str, tuple[Any, ...]]
 
 
@@ -207,14 +207,17 @@ def layers_of(c: dict[str, Any]) -> list[Layer]:
                         [keys(c), *indexer(c["indexer_head_dim"], c["indexer_compress_ratio"], bits=16)])
         ],
         "bailing_moe_linear": lambda: mixed(
-            c, ("state", (c["num_attention_heads"] * c["head_dim"] ** 2, 0)), [every(c["layer_group_size"])(i) for i in span]
+            c, ("state", (c["num_attention_heads"] * c["head_dim"] ** 2, 0)),
+            [every(c["layer_group_size"])(i) for i in span],
         ),
         "jamba": lambda: mixed(
             c, mamba1(c["mamba_expand"] * c["hidden_size"], c["mamba_d_state"], c["mamba_d_conv"]),
             [i % c["attn_layer_period"] == c["attn_layer_offset"] for i in span],
         ),
         "mamba": lambda: [mamba1(c["expand"] * c["hidden_size"], c["state_size"], c["conv_kernel"])] * n,
-        "mamba2": lambda: [mamba2(*(c[k] for k in ("num_heads", "head_dim", "state_size", "n_groups", "conv_kernel")))] * n,
+        "mamba2": lambda: [
+            mamba2(*(c[k] for k in ("num_heads", "head_dim", "state_size", "n_groups", "conv_kernel")))
+        ] * n,
         "bamba": lambda: mixed(c, granite_state(c), [i in c["attn_layer_indices"] for i in span]),
         "granitemoehybrid": lambda: mixed(c, granite_state(c), [one == "attention" for one in types]),
         "falcon_h1": lambda: [granite_state(c), keys(c)] * n,
