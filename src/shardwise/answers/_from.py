@@ -165,7 +165,12 @@ def _read(inputs: Inputs, num_devices: int) -> Imported:
     from shardwise.formats import ImportContext, import_file
     from shardwise.formats.megatron import read_command
 
-    around = ImportContext(num_devices=num_devices, skipped=inputs.get("skip", ()), follow=inputs.get("follow", False))
+    around = ImportContext(
+        num_devices=num_devices,
+        skipped=inputs.get("skip", ()),
+        follow=inputs.get("follow", False),
+        model=inputs.get("model", ""),
+    )
     if "from" not in inputs.values:
         return read_command(inputs.values["from_args"], around)
     more = inputs.get("from_args", ())

@@ -6,7 +6,6 @@ training/mixed_precision.py setup).
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from shardwise.formats._exported import ExportCase, split_states
@@ -90,12 +89,3 @@ def _counted(fields: dict[str, Any]) -> tuple[object, ...]:
     wide = fields.get("grad_reduce_in_fp32", fields.get("accumulate_allreduce_grads_in_fp32", True))
     ends = tuple(fields.get(name, 0) for name in _ENDS)
     return wide, fields.get("fp8_recipe"), any(fields.get(name) for name in _GATHERS), ends
-
-
-def graphs_of(keys: Keys) -> dict[str, Any]:
-    """Return that a named recipe captures no graphs, which those of performance do, whose names have their devices.
-
-    217 of 226 settings of cuda_graph_impl in src/megatron/bridge/recipes are none, 137 of 163 in perf_recipes others.
-    """
-    recipe = str(keys.raw("recipe") or "")
-    return {"cuda_graph_impl": "none"} if recipe and not re.search(r"_\d{1,6}gpu", recipe) else {}

@@ -23,8 +23,11 @@ from shardwise.plans import (
     Sharding,
     Stack,
     Training,
+    find_precision,
     rank_of,
     reference_of,
+    sharding_stack,
+    trained_recipe,
     tuning_of,
 )
 from shardwise.plans.fields import SETTINGS, TRAINING, Field
@@ -109,8 +112,9 @@ def worded(case: ExportCase) -> ExportCase:
 
 def _unlaunched(case: ExportCase) -> tuple[Problem, ...]:
     """Return what the framework of a case does not run."""
-    precision = case.job.precision or case.stack.precision
     job = case.job
+    precision = job.precision or case.stack.precision
+    precision = trained_recipe(job, sharding_stack(case.stack, case.plan.sharding)) if job.adapter else precision
     loss = {"loss": case.stack.settings.loss} if case.stack.settings.loss else {}
     words = {"precision": precision, "optimizer": job.optimizer, "method": job.method, **loss}
     words["experts"] = str(case.model.has_experts).lower()
@@ -157,7 +161,7 @@ _DROPOUTS = ("softmax_dropout", "attention_dropout", "hidden_dropout")
 _BUDGET = ("token_budget", "sample_budget", "epochs")
 
 
-def _meant(job: Training, model: Model, stack: Stack) -> dict[str, Any]:
+def _meant(job: Training, model: Model, stack: Stack, sharding: str) -> dict[str, Any]:
     """Return what the fields of a job that a framework is told mean, defaults filled in."""
     names = {name for row in TRAINING if row.exported for name in row.names} - {"dropout", *_BUDGET}
     values = {f.name: getattr(job, f.name) for f in fields(Training) if f.name in names}
@@ -170,7 +174,10 @@ def _meant(job: Training, model: Model, stack: Stack) -> dict[str, Any]:
 
         values |= {"rank": rank_of(job), "targets": target_names(job, model, stack)}
         tuning = tuning_of(job, stack)
-        values["adapter_precision"] = "bf16" if tuning and tuning.precision.weight_bytes == 2 else "fp32"
+        own = tuning.precision if tuning else find_precision("fp32")
+        words = {4: "fp32", 2: "" if own.master_bytes else "bf16"}  # masters are the framework's own
+        values["adapter_precision"] = words.get(own.weight_bytes, "")
+        values["precision"] = trained_recipe(job, sharding_stack(stack, sharding))
         values["base"] = job.base or "bf16"
     return values | {"token_budget": job.run_tokens}
 
@@ -207,14 +214,15 @@ _LEFT_OPEN = ("token_budget", "adapter_alpha")
 
 def _job_changes(case: ExportCase, back: Imported, apart: Collection[str]) -> Differences:
     """Return the fields of a job that came back otherwise; the run's length may come back rounded to whole steps."""
-    ours = _meant(case.job, case.model, case.stack)
-    theirs = _meant(back.job, back.model or case.model, back.stack)
+    ours = _meant(case.job, case.model, case.stack, case.plan.sharding)
+    theirs = _meant(back.job, back.model or case.model, back.stack, case.plan.sharding)
     if abs(ours["token_budget"] - theirs["token_budget"]) <= case.job.tokens_per_step:
         theirs["token_budget"] = ours["token_budget"]
     open_ = [name for name in _LEFT_OPEN if not ours[name]]
     open_ += ["reference"] if case.job.method != back.job.method else []
-    # Nothing but the adapters trains, whose type is compared by itself.
-    open_ += ["precision"] if case.job.adapter and not case.job.precision else []
+    # Where nothing but the adapters trains, theirs is compared by itself; shards are gathered in the recipe's.
+    alone = case.job.adapter and not case.job.trains and not case.plan.sharding_rules.gradients
+    open_ += ["precision"] if alone and not case.job.precision else []
     pairs = {name: (ours[name], theirs.get(name)) for name in ours if name not in (*apart, *open_)}
     return changed(pairs | _targets_changed(case, back, theirs.get("targets")))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.errors import InputError, Problem, Problems, near, plain
 from shardwise.files import check_tree, own_table
 from shardwise.hardware import Cluster
-from shardwise.models import Model
+from shardwise.models import Model, load_model
 from shardwise.notebook import PlainValues
 from shardwise.plans import Plan, Settings, Stack, Training
 from shardwise.records import dataclass, replace
@@ -103,7 +103,7 @@ class ImportContext:
     """What is said beside a file: devices in place of its launch's, further arguments, unknown ones to skip.
 
     `variables` are those that the caller of a script would have set. `follow` lets the file name others that are not
-    below it.
+    below it. `model` is named in place of the file's.
     """
 
     num_devices: int = 0
@@ -111,6 +111,14 @@ class ImportContext:
     skipped: tuple[str, ...] = ()
     follow: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+
+    def named_model(self) -> Model | None:
+        """Return the model that is named, None where there is none, or none of that name."""
+        try:
+            return load_model(self.model) if self.model else None
+        except InputError:
+            return None
 
     def settings_alone(self, source: str) -> None:
         """Raise `InputError` where arguments or variables of a script stand beside a file of settings."""

@@ -12,13 +12,13 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from shardwise.errors import Problem
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._bridged import graphs_of, mixed_precision, take_states, take_word, torch_dtype
+from shardwise.formats._bridged import mixed_precision, take_states, take_word, torch_dtype
+from shardwise.formats._bridged_recipes import captured, graphs_of, of_recipe
 from shardwise.formats._exported import (
     ExportCase,
     Exported,
@@ -33,7 +33,7 @@ from shardwise.formats._targets import target_names
 from shardwise.formats.megatron import _job, _model, _plan, _write
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import GivenArguments, arguments, by_name, facts
-from shardwise.models import Model, catalogue, find_model, load_model
+from shardwise.models import Model
 from shardwise.plans import rank_of
 from shardwise.records import replace
 
@@ -113,23 +113,26 @@ def _case(values: Mapping[str, Any], launch: Launch, around: ImportContext, know
     launch = _devices(keys, launch, around)
     reader = Reader(_given(keys))
     reader.problems.items = keys.problems.items
-    model = known or _of_recipe(keys)
-    built = _build(keys, reader, model, launch)
+    recipe = known or of_recipe(keys)
+    built = _build(keys, reader, recipe, launch, around.named_model() or recipe)
     reader.problems.items[:] = dict.fromkeys(_named(one) for one in reader.problems.items)
     keys.assumed += [_in_words(text) for text in reader.assumed]
     return keys.case(launch.source, num_devices=launch.num_devices, devices_per_node=launch.devices_per_node, **built)
 
 
-def _build(keys: Keys, reader: Reader, model: Model | None, launch: Launch) -> dict[str, Any]:
-    """Return model, plan, job and stack of settings that Megatron-LM's arguments have names for."""
+def _build(keys: Keys, reader: Reader, recipe: Model | None, launch: Launch, asked: Model | None) -> dict[str, Any]:
+    """Return model, plan, job and stack of settings that Megatron-LM's arguments have names for.
+
+    Where the file has no sizes the plan is one of the model that is `asked` for, else of the recipe's.
+    """
     given = reader.given.values
     whole = all(map(reader.has, ("hidden_size", "num_layers", "num_attention_heads")))
-    _settle(reader, model)
+    _settle(reader, asked)
     silent = [name for name in ("seq_length", "micro_batch_size") if not reader.has(name)]
     for name in silent:
         given[name] = 1
     name = os.path.splitext(os.path.basename(launch.source))[0]
-    built = _model.build(reader, name) if whole else model
+    built = _model.build(reader, name) if whole else recipe
     plan = _plan.build(reader, launch.num_devices)
     job = _job.build(reader, plan)
     if "seq_length" in silent:
@@ -248,25 +251,6 @@ def _adapter(keys: Keys) -> tuple[str, _trainer.AdapterKeys]:
     return method, _OLD_ADAPTER if "model.peft.peft_scheme" in keys.values else _ADAPTER
 
 
-def _of_recipe(keys: Keys) -> Model | None:
-    """Return the model of a recipe's name, or of the class or the hub id that a file names."""
-    for path in ("recipe", "factory", "model.hf_model_id", "model.config._target_", "model._target_"):
-        named = str(keys.raw(path) or "").rpartition("." if "_target_" in path else "/")[2].lower()
-        words = re.findall(r"[a-z0-9.-]+", named.replace("config", ""))
-        for end in range(len(words), 0, -1):
-            known = find_model("_".join(words[:end])) or _squeezed().get("".join(words[:end]))
-            if known:
-                keys.assumed.append(f"model {known}: of {path} {keys.raw(path)}")
-                return load_model(known)
-    return None
-
-
-@cache
-def _squeezed() -> dict[str, str]:
-    """Return the names of the catalogue by their letters and digits alone, as recipes have them."""
-    return {re.sub(r"[^a-z0-9]", "", name): name for name in catalogue()}
-
-
 def _devices(keys: Keys, launch: Launch, around: ImportContext) -> Launch:
     """Return a launch with its devices: as asked, of the trainer, of the launcher, or of the recipe's name."""
     each = keys.whole("trainer.devices", rest=True) or keys.whole("gpus_per_node") or launch.devices_per_node
@@ -345,6 +329,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     tree["ddp"] = {"use_distributed_optimizer": False, **tree.get("ddp", {})}
     tree["ddp"]["grad_reduce_in_fp32"] = "grads16" not in (case.job.precision or case.stack.precision)
     tree["dataset"] = {"seq_length": case.job.seq_len}
+    for section, settings in captured(case).items():
+        tree[section] = tree.get(section, {}) | settings
     if samples := tree["train"].get("train_samples"):  # beside a recipe's train_iters, which may not stand with it
         steps, rest = divmod(samples, case.job.global_batch)
         tree["train"] |= {"train_iters": None} if rest else {"train_iters": steps, "train_samples": None}

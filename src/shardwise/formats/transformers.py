@@ -120,6 +120,7 @@ def _case(
         # trl 1.16.0 trainer/utils.py create_model_from_path: what is not quantised is loaded so, and nothing casts it.
         stack = replace(stack, narrow_rest_bytes=0.0)
     stack = _rollouts(keys, stack) if program in ("grpo", "rloo") else stack
+    stack = stack if job.precision or not keys.flag("use_peft") else replace(stack, adapter_autocast=True)
     return keys.case(
         source,
         model=model,
@@ -144,7 +145,7 @@ def _under_deepspeed(keys: Keys, launched: Imported, trl: bool) -> str:
     """
     if keys.raw("deepspeed") is not None:
         return launched.job.precision
-    widths = {"amp-bf16": "bf16-grads16", "bf16-pure": "bf16-grads16", "amp-fp16": "fp16-grads16"}
+    widths = dict.fromkeys(("amp-bf16", "bf16-pure", ""), "bf16-grads16") | {"amp-fp16": "fp16-grads16"}
     return widths.get(_precision(keys, None, trl), launched.job.precision)
 
 
@@ -257,17 +258,17 @@ def _precision(keys: Keys, accelerate: Imported | None, trl: bool, sharded: bool
     """Return the recipe: whether GEMMs take 16 bits beside fp32 weights, or the weights are loaded in 16.
 
     Beside mixed precision FSDP makes fp32 of what trains, whatever was loaded (accelerate 1.15.0 utils/fsdp_utils.py
-    fsdp2_prepare_model, and accelerator.py prepare_model for FSDP1).
+    fsdp2_prepare_model, and accelerator.py for FSDP1). Beside frozen 16 bits it is "", and autocast runs all the same.
     """
     flag, stated = keys.flag("bf16"), accelerate.job.precision if accelerate else ""
     mixed = flag or (trl if flag is None else False) or stated == "amp-bf16"
-    if _dtype(keys) == "bfloat16" and not (sharded and mixed) and not (keys.flag("use_peft") and flag):
+    frozen = mixed and keys.flag("use_peft")
+    if frozen and _dtype(keys) in ("bfloat16", "float16"):
+        return ""
+    if _dtype(keys) == "bfloat16" and not (sharded and mixed):
         return "bf16-pure"
-    if keys.flag("fp16"):
-        return "amp-fp16"
-    if flag if flag is not None else trl:
-        return "amp-bf16"
-    return stated if stated and find_precision(stated).autocast else "fp32"
+    half = "amp-fp16" if keys.flag("fp16") else "amp-bf16" if (trl if flag is None else flag) else ""
+    return half or (stated if stated and find_precision(stated).autocast else "fp32")
 
 
 def _dtype(keys: Keys) -> str:

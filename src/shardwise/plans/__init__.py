@@ -87,6 +87,7 @@ from shardwise.plans._settings import (
     Settings,
 )
 from shardwise.plans._stack import Dispatch, Stack, find_stack, stack_names
+from shardwise.plans._tuned_types import trained_recipe
 from shardwise.plans._tuning import (
     ADAPTERS,
     DROPPING,
@@ -96,7 +97,6 @@ from shardwise.plans._tuning import (
     VIRTUAL,
     Tuning,
     layers_of,
-    narrow_recipe,
     rank_of,
     tuning_of,
     tuning_problems,

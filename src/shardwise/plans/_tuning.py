@@ -19,6 +19,7 @@ from shardwise.plans._experts import (
 from shardwise.plans._jobs import OBJECTIVES, Training, reference_of
 from shardwise.plans._precision import Precision, find_precision
 from shardwise.plans._stack import Stack
+from shardwise.plans._tuned_types import adapter_precision, autocasts_adapters, narrow_recipe, rest_bytes
 from shardwise.records import dataclass, replace
 
 ADAPTERS: dict[str, str] = {
@@ -236,37 +237,6 @@ def layers_of(word: str, num_layers: int) -> range:
     return range(int(match[5])) if match[4] == "first" else range(num_layers - int(match[5]), num_layers)
 
 
-def adapter_precision(job: Training, stack: Stack) -> Precision:
-    """Return the bytes of each copy of an adapter's parameter: as stated, or as the framework keeps them.
-
-    A framework whose own are fp32, whatever their GEMMs take, keeps to its own where fp32 is stated.
-    """
-    precision = stack.narrow_adapter_precision if find_base(job.base or "bf16").narrow else ""
-    own = find_precision(precision or stack.adapter_precision or job.precision or stack.precision)
-    if own.weight_bytes == 4 and stack.runs_lora(job):
-        own = find_precision("amp-bf16")
-    stated = {"fp32": "" if own.weight_bytes == 4 else "fp32", "bf16": "bf16-pure"}.get(job.adapter_precision, "")
-    return find_precision(stated) if stated else own
-
-
-def narrow_recipe(job: Training, stack: Stack) -> str:
-    """Return the recipe of a job, or that of a framework beside narrow weights where it names none, "" if any.
-
-    >>> from shardwise.plans import find_stack
-    >>> job, other = (Training(seq_len=1, global_batch=1, adapter="lora", base=base) for base in ("nf4", "bf16"))
-    >>> narrow_recipe(job, find_stack("transformers")), narrow_recipe(other, find_stack("transformers"))
-    ('amp-bf16', '')
-    """
-    narrow = find_base(job.base or "bf16").narrow and stack.autocasts and not stack.adapter_autocast
-    return job.precision or (stack.narrow_precision if narrow else "")
-
-
-def autocasts_adapters(job: Training, stack: Stack) -> bool:
-    """Return whether GEMMs of adapters run under autocast: always in some trainers, else as the recipe says."""
-    recipe = narrow_recipe(job, stack)
-    return stack.adapter_autocast or (stack.autocasts and bool(recipe) and find_precision(recipe).autocast)
-
-
 def rank_of(job: Training) -> int:
     """Return the rank of a job's adapters, where it states none the usual one: 0 for OFT, whose blocks have a size.
 
@@ -286,12 +256,6 @@ def _unpacked(base: BaseFormat, job: Training, stack: Stack) -> BaseFormat:
     if not base.bitsandbytes or base.bits != 4 or stack.narrow_type in ("", products):
         return base
     return replace(base, widened_bytes=base.widened_bytes + 4, unpacked_bytes=base.unpacked_bytes + 2)
-
-
-def _rest_bytes(job: Training, stack: Stack) -> float:
-    """Return how wide embedding, head and norms are kept beside narrow weights, 0 where they stay as they come."""
-    narrow = find_precision(job.precision or stack.precision).weight_bytes < 4
-    return 0.0 if stack.narrow_rest_as_loaded and narrow else stack.narrow_rest_bytes
 
 
 def tuning_of(job: Training, stack: Stack, family: str = "", sharded: bool = False) -> Tuning | None:
@@ -329,7 +293,7 @@ def tuning_of(job: Training, stack: Stack, family: str = "", sharded: bool = Fal
         scales_apart=base.bitsandbytes and stack.scales_apart,
         narrow_head=narrow and stack.narrow_head,
         wide_experts=base.bitsandbytes and wide_experts(stack, family),
-        rest_bytes=_rest_bytes(job, stack) if narrow and not base.rest_as_is else 0.0,
+        rest_bytes=rest_bytes(job, stack),
         norm_bytes=stack.narrow_norm_bytes if narrow and not base.rest_as_is else 0.0,
         expert_bytes=0.0 if sharded or base.rest_as_is else stack.narrow_expert_bytes,
         reference=reference_of(job, stack.reference) == "adapter",

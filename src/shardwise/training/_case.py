@@ -23,9 +23,9 @@ from shardwise.plans import (
     find_precision,
     find_sharding,
     layers_of,
-    narrow_recipe,
     reference_of,
     splits_replicas,
+    trained_recipe,
     tuning_of,
 )
 from shardwise.plans.partition import split_layers
@@ -88,8 +88,7 @@ class TrainingCase:
     def precision(self) -> Precision:
         """The types of each parameter."""
         if self.tuning and not self.job.precision:
-            narrow = narrow_recipe(self.job, self.stack)
-            return find_precision(narrow or self.stack.frozen_precision or self.stack.precision)
+            return find_precision(trained_recipe(self.job, self.stack))
         return find_precision(self.job.precision or self.stack.precision)
 
     @cached_property
