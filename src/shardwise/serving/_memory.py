@@ -321,6 +321,42 @@ def stages_bytes(
     return tuple(stage_bytes(case, sizes, stage, model, caches) for stage in sizes.stages)
 
 
+def _loaded_weights(
+    case: ServingCase, sizes: ServingSizes[X], stage: PipelineStage[X], model: ModelBytes[X]
+) -> tuple[X, X]:
+    """Return the bytes of weights that a stage loads on its devices, and those of tables that the host keeps."""
+    memory, zero = case.engine.memory, 0 * sizes.batch
+    apart = memory.tables_apart(case.cluster.device)
+    weights = stage_weights(model, stage, case.model.tied, not apart)
+    tables = stage_weights(model, stage, case.model.tied) - weights if apart else zero
+    if case.job.shard_weights:
+        weights = shared_weights(sizes, model, weights)
+    weights = weights + above(total(stage.layers, zero), 0, rotary_bytes(case, zero), zero)
+    if case.tower_parameters:
+        weights = weights + stage.embeds * tower_bytes(case, sizes)
+    if memory.tied_head_copied and case.model.tied:
+        weights = weights + above(stage.ends, 0, model.embedding.table, zero) * above(stage.embeds, 0, 1 + zero, zero)
+    return weights, tables
+
+
+def _working_bytes(
+    case: ServingCase, sizes: ServingSizes[X], stage: PipelineStage[X], model: ModelBytes[X]
+) -> tuple[X, X]:
+    """Return bytes alive at the peak of a forward pass, and while tokens are sampled or all logits are returned."""
+    engine = case.engine
+    kept = engine.memory.library_bytes_on(family_of(case.cluster.device)) + stage.embeds * image_bytes(case, sizes)
+    activations = named(model.live + kept, "activations")
+    if engine.memory.static_buffers:
+        why = dict(engine.sources)["memory.static_buffers"]
+        activations = named(static_bytes(case, sizes), "buffers of a pass", why)
+    if case.model.generates:
+        sequences = maximum(sizes.batch, sampled_sequences(case))
+        return activations, sampling_bytes(case, stage.ends * sequences, model.beside_sampling + kept)
+    tokens = minimum(sizes.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
+    head = case.model.vocab if case.model.head else 0
+    return activations, named(stage.ends * tokens * case.activation_bytes * head, "logits of every token")
+
+
 def stage_bytes(
     case: ServingCase,
     sizes: ServingSizes[X],
@@ -329,46 +365,21 @@ def stage_bytes(
     caches: Sequence[tuple[SequenceCache[X], ...]],
 ) -> StageBytes[X]:
     """Return the bytes of one stage for the batch of a case."""
-    engine, zero = case.engine, 0 * sizes.batch
-    apart = engine.memory.tables_apart(case.cluster.device)
-    weights = stage_weights(model, stage, case.model.tied, not apart)
-    tables = stage_weights(model, stage, case.model.tied) - weights if apart else zero
-    if case.job.shard_weights:
-        weights = shared_weights(sizes, model, weights)
-    layers = total(stage.layers, zero)
-    weights = weights + above(layers, 0, rotary_bytes(case, zero), zero)
-    if case.tower_parameters:
-        weights = weights + stage.embeds * tower_bytes(case, sizes)
-    tokens = zero + blocks_of(case.job.total_tokens, engine.memory.block_tokens)
+    zero = 0 * sizes.batch
+    weights, tables = _loaded_weights(case, sizes, stage, model)
+    activations, sampling = _working_bytes(case, sizes, stage, model)
+    tokens = zero + blocks_of(case.job.total_tokens, case.engine.memory.block_tokens)
     cache = named(sizes.batch * reserved_cache(case, caches, stage, tokens), "KV cache")
-    if engine.memory.tied_head_copied and case.model.tied:
-        weights = weights + above(stage.ends, 0, model.embedding.table, zero) * above(stage.embeds, 0, 1 + zero, zero)
-    kept = engine.memory.library_bytes_on(family_of(case.cluster.device)) + stage.embeds * image_bytes(case, sizes)
-    activations = named(model.live + kept, "activations")
-    if engine.memory.static_buffers:
-        activations = named(
-            static_bytes(case, sizes), "buffers of a pass", dict(engine.sources)["memory.static_buffers"]
-        )
-    sequences = maximum(sizes.batch, sampled_sequences(case))
-    if case.model.generates:
-        sampling = sampling_bytes(case, stage.ends * sequences, model.beside_sampling + kept)
-    else:
-        tokens = minimum(sizes.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
-        head = case.model.vocab if case.model.head else 0
-        sampling = named(stage.ends * tokens * case.activation_bytes * head, "logits of every token")
-    context = context_bytes(case, sizes)
-    communicators = communicator_bytes(case, sizes)
-    working, largest = maximum(activations, sampling), context + communicators
-    graphs = captured_bytes(case, sequences)
-    largest = largest + graphs
-    budget = budget_bytes(case, memory_share(case, sizes), weights, working, largest)
-    beside_cache = largest + weights + working
-    budget = named(
-        stated_budget(case, budget, beside_cache, pool_token_bytes(case, caches, stage)),
-        "budget of the cache",
-    )
+    context, communicators = context_bytes(case, sizes), communicator_bytes(case, sizes)
+    graphs = captured_bytes(case, maximum(sizes.batch, sampled_sequences(case)))
+    working, other_bytes = maximum(activations, sampling), context + communicators + graphs
+    left = budget_bytes(case, memory_share(case, sizes), weights, working, other_bytes)
+    beside_cache = other_bytes + weights + working
+    pool_tokens = pool_token_bytes(case, caches, stage)
+    budget = named(stated_budget(case, left, beside_cache, pool_tokens), "budget of the cache")
     cache = allocated_cache(case, cache, beside_cache)
-    needed = above(layers + stage.embeds + stage.ends, 0, weights + cache + working + largest, zero)
+    parts = total(stage.layers, zero) + stage.embeds + stage.ends
+    needed = above(parts, 0, weights + cache + working + other_bytes, zero)
     return StageBytes(
         weights=weights,
         tables=tables,
