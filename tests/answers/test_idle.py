@@ -17,6 +17,10 @@ _DENSE = ("llama-3.1-8b", "--on", "8xh100-sxm-80gb")
         ("infer --language-model-only", "language_model_only: no effect, llama-3.1-8b has no towers"),
         ("serve --rate 2 --expert-imbalance 2", "expert_imbalance 2: no effect, llama-3.1-8b has no experts"),
         ("train --recompute full --modules mlp", "modules mlp: no effect, recompute full runs whole layers again"),
+        ("train --schedule zb-h1", "schedule zb-h1: no effect, pp is 1"),
+        ("train --cp-kind all-gather", "cp_kind all-gather: no effect, cp is 1"),
+        ("train --seq-len 262144 --cp 8", "262144 tokens exceed the trained context of 131072"),
+        ("train --tokens 80B", "9.96 tokens a parameter: under the 20 of compute-optimal training"),
         ("infer --kv-cache-memory 100GiB", "are left for it, and vLLM would not start"),
     ],
 )
@@ -33,6 +37,11 @@ def test_what_changes_nothing_is_said(words: str, says: str) -> None:
         ("infer mixtral-8x7b --on 4xh100-sxm-80gb --tp 4 --expert-imbalance 2 --same-prompts", "no effect"),
         ("infer llama-3.1-8b --on h100-sxm-80gb --kv-cache-memory 20GiB", "would not start"),
         ("train llama-3.1-8b --on 8xh100-sxm-80gb --recompute selective --modules mlp", "modules"),
+        ("train llama-3.1-8b --on 8xh100-sxm-80gb --pp 2 --schedule zb-h1", "schedule zb-h1"),
+        ("train llama-3.1-8b --on 8xh100-sxm-80gb --cp 2 --cp-kind all-gather", "cp_kind"),
+        ("train llama-3.1-8b --on 8xh100-sxm-80gb --seq-len 131072 --cp 8", "exceed"),
+        ("train llama-3.1-8b --on 8xh100-sxm-80gb --tokens 162B", "tokens a parameter"),
+        ("train llama-3.1-8b --on 8xh100-sxm-80gb --tokens 80B --adapter lora", "tokens a parameter"),
     ],
 )
 def test_what_has_an_effect_is_not(words: str, says: str) -> None:
