@@ -1,4 +1,4 @@
-"""Products of V100, T4, TPU v5e and MI250 take what was published of their own kernels.
+"""Products of V100, T4, TPU v5e, MI250 and GeForce take what was published of their own kernels.
 
 Rows: github.com/baidu-research/DeepBench results/train/DeepBench_NV_V100.xlsx and DeepBench_NV_T4.xlsx, milliseconds;
 of T4 the mean of both orders of an operand.
@@ -51,6 +51,23 @@ def test_products_of_tpu_v5e_take_what_jax_documents() -> None:
     found, side = find_device("tpu-v5e").device, 8192.0
     rates = gemm_rates(found, "bf16", matmul_row(family_of(found), "bf16")[0], Efficiencies())
     assert 1e3 * gemm_seconds(rates, (side, side, side, 1.0), 6 * side * side) == pytest.approx(5.96, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("device", "side", "teraflops"),
+    [
+        ("rtx-5090", 8192, 237.0),
+        ("rtx-5080", 8192, 102.9),
+        ("rtx-5060-ti-16gb", 8192, 47.0),
+        ("rtx-pro-6000", 8192, 414.0),
+    ],
+)
+def test_products_of_blackwell_with_gddr_take_what_cublas_reaches(device: str, side: int, teraflops: float) -> None:
+    """GeForce sums in 32 bits at half the rate of RTX PRO, which its clocks beat by a tenth (cost/priors.toml)."""
+    found = find_device(device).device
+    rates = gemm_rates(found, "bf16", matmul_row(family_of(found), "bf16")[0], Efficiencies())
+    seconds = gemm_seconds(rates, (side, side, side, 1.0), 6.0 * side * side)
+    assert 2e-12 * side**3 / seconds == pytest.approx(teraflops, rel=0.08)
 
 
 def test_an_mi250_trains_no_faster_than_an_a100() -> None:
