@@ -187,7 +187,7 @@ def test_the_command_prints_and_draws_every_operator(words: tuple[str, ...], tmp
 NO_LIMITS = {
     "GemmRates": "sharpness tiling ramp_traffic corrections",
     "Rates": "sharpness tiling ramp_traffic corrections pair_dims grouped_each grouped_gradients contention"
-    " weight_gradient cast_traffic recast_traffic family assumptions attention_blocks bandwidth_shares experts_in_turn",
+    " weight_gradient cast_traffic casts family assumptions attention_blocks bandwidth_shares experts_in_turn",
     "EngineCostModel": "network group_shapes overlap exposed_axes replicas host module_launch gradient_launch messages"
     " narrow_dtype format fused_experts choices cores activation_width cache_width engine decoding starts"
     " integer_share attention processor fp4_gains module_hook merged picked block_tile torch_choices beside_rows",

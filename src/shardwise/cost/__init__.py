@@ -21,6 +21,7 @@ from shardwise.cost._bands import (
     typical_slack,
     typical_waiting,
 )
+from shardwise.cost._casts import Casts
 from shardwise.cost._copies import Copies, exchanged_bytes, leaving_share
 from shardwise.cost._engine_reduce import EngineReduce, reduce_of, reduce_seconds
 from shardwise.cost._imposed import OVERLAP_AXES, Efficiencies

@@ -297,9 +297,8 @@ def _gemm_pass(rates: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
     seconds = _unaligned_seconds(wide or rates, op, seconds)
     if which != "weight":
         return _off_matrix_units(rates, op, flops, seconds if wide else seconds + _cast(rates, op, which))
-    recast_seconds = (
-        rates.recast_traffic * (op.rows * (op.inner + op.columns)) / rates.memory_bytes if not wide else 0.0
-    )
+    again = rates.casts.again if rates.casts and not wide else 0.0
+    recast_seconds = again * (op.rows * (op.inner + op.columns)) / rates.memory_bytes
     return _off_matrix_units(rates, op, flops, seconds / rates.weight_gradient) + _finish(rates, op) + recast_seconds
 
 
@@ -341,7 +340,8 @@ def _cast(rates: Rates[X], op: Op[X], which: str) -> X:
     if is_plain(rates.cast_traffic, 0) or which not in op.casts:
         return 0 * op.rows
     width = op.inner if which == "forward" else op.columns
-    return rates.cast_traffic * (op.batch * op.rows * width) / rates.memory_bytes
+    traffic = rates.casts.moved(op, which) if rates.casts else rates.cast_traffic
+    return cast(X, traffic * (op.batch * op.rows * width) / rates.memory_bytes)
 
 
 def _added(rates: Rates[X], op: Op[X], which: str) -> X | float:

@@ -6,6 +6,7 @@ import math
 from dataclasses import fields
 from typing import Any, Generic
 
+from shardwise.cost._casts import Casts
 from shardwise.cost._imposed import Efficiencies, achieved_bytes, check_achieved, effective
 from shardwise.cost._power import derated_attention, derated_gemm, power_share, steady_state_rate
 from shardwise.cost._records import AttentionFit, DeviceFamily, Gemm, GroupedGemm, MemoryKernels
@@ -99,8 +100,8 @@ class Rates(GemmRates[X]):
     """Rate of GEMMs of weight gradients over that of the other GEMMs."""
     cast_traffic: float
     """Bytes moved to cast one element to a narrower type."""
-    recast_traffic: float
-    """Bytes moved to cast one element again, scaled along its other side, for a weight gradient."""
+    casts: Casts | None = None
+    """The same in training, where a recipe of scales says more."""
     family: str
     assumptions: tuple[str, ...] = ()
     attention_blocks: AttentionBlocks = AttentionBlocks()
@@ -256,7 +257,6 @@ def rates_of(
         contention=contention_of(device, imposed),
         weight_gradient=1.0 if imposed.ideal else weight_gradient(table),
         cast_traffic=0.0 if imposed.ideal else cast_bytes(dtype),
-        recast_traffic=0.0,
         family=family,
         assumptions=tuple(notes),
         wide=_wide(device, dtype, imposed, (node_busy, kernels[2])),

@@ -133,11 +133,12 @@ class Op(Generic[X]):
     stands for them. `takes` and `makes` are the names of the tensors that it reads and writes where `reads` and its
     own name do not say (`ledger.flow`); one that makes none works in place. `without` are the gradients that nothing
     asks for. `modules` are the linear layers, by the names that models give them, that it stands for, and `split` the
-    side of them that tensor parallelism splits. `widened_bytes` are moved before a pass to make 16 bits of weights
-    that are stored in fewer, beside which `decoding_flops` run on vector units. `row_blocks` are blocks of threads that
-    a pass starts, one for each row of a norm, however short; 0 where kernels share them out otherwise. `context` are
-    the tokens of a sequence, those that a window leaves out among them. `casts` are the passes of a narrow GEMM before
-    which a kernel of its own casts what enters it.
+    side of them that tensor parallelism splits; ranks gather so many `gathered_parts` of the rows before the pass that
+    takes whole ones, forward where outputs are split, backward where inputs are. `widened_bytes` are moved before a
+    pass to make 16 bits of weights that are stored in fewer, beside which `decoding_flops` run on vector units.
+    `row_blocks` are blocks of threads that a pass starts, one for each row of a norm, however short; 0 where kernels
+    share them out otherwise. `context` are the tokens of a sequence, those that a window leaves out among them. `casts`
+    are the passes of a narrow GEMM before which a kernel of its own casts what enters it.
     """
 
     name: str
@@ -164,6 +165,7 @@ class Op(Generic[X]):
     casts: tuple[str, ...] = ("forward", "input")
     modules: tuple[str, ...] = ()
     split: Literal["", "inputs", "outputs"] = ""
+    gathered_parts: X | float = 1
     widened_bytes: X | float = 0
     decoding_flops: X | float = 0
     dtype: str = ""

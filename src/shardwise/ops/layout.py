@@ -308,6 +308,7 @@ class OneD(Layout[X]):
         weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
         sizes = (self.tokens, shape.outputs, shape.inputs)
         more |= {"kernels": shape.kernels, "parts": shape.parts, "role": shape.role, "modules": shape.modules}
+        more |= {"gathered_parts": self.degrees.tp} if self.choices.sequence_parallel else {}
         return matmul(self, name, region, sizes, weights, source, **more)
 
 

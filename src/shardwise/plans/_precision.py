@@ -103,6 +103,7 @@ class NarrowScaling:
     gather_bytes: float
     keeps_attention: bool
     source: str
+    cast_reads: float
     recast_bytes: float = 0.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic
 
-from shardwise.cost import Network, Rates, host_of, network_of, overlap_slowdown, rates_of, with_peers
+from shardwise.cost import Casts, Network, Rates, host_of, network_of, overlap_slowdown, rates_of, with_peers
 from shardwise.ledger.number import X, above, largest, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import Traced, named, plain
@@ -166,8 +166,8 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
     busy = case.cluster.num_devices > 1
     rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels, busy)
     scaling = find_scaling(compute, stack.settings.fp8_recipe)
-    if scaling is not None and scaling.recast_bytes and rates.cast_traffic:
-        rates = replace(rates, recast_traffic=scaling.recast_bytes)
+    if scaling is not None and rates.cast_traffic:
+        rates = replace(rates, casts=Casts.of(scaling, case.recipe.turns_weights))
     network = with_peers(network_of(case.cluster, case.efficiencies))
     return CostModel(
         rates=rates,
