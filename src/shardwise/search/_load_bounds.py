@@ -48,6 +48,14 @@ def rows_of(steady: Steady[Any], rows: Any) -> Steady[Any]:
     return Steady(**{f.name: np.asarray(getattr(steady, f.name))[..., rows] for f in fields(Steady)})
 
 
+def with_rows(steady: Steady[Any], rows: Any, some: Steady[Any]) -> Steady[Any]:
+    """Return means of which those of some layouts are others."""
+    values = {f.name: np.array(getattr(steady, f.name)) for f in fields(Steady)}
+    for name, value in values.items():
+        value[rows] = getattr(some, name)
+    return Steady(**values)
+
+
 def stacked(every: Sequence[Steady[Any]]) -> Steady[Any]:
     """Return means at several rates as one, a row for each rate."""
     return Steady(**{f.name: np.stack([getattr(one, f.name) for one in every]) for f in fields(Steady)})

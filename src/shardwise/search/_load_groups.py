@@ -14,7 +14,7 @@ from shardwise.cost import band_of, family_of
 from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.records import dataclass, replace
-from shardwise.search._load_bounds import SHARES, least, rows_of, stacked, with_users
+from shardwise.search._load_bounds import SHARES, least, rows_of, stacked, with_rows, with_users
 from shardwise.search._serving_grid import ServingGrid
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._space import IntRanges
@@ -45,7 +45,7 @@ REPLICA_DEVICES = IntRanges(ranges=((1, 16), (24, 24), (32, 32), (64, 64)))
 # Replicas for each that a load fills, where it does not matter how many there are.
 _EMPTY = 1000.0
 # Of fewer layouts than this share of those that are asked together a closed form of their own is quicker.
-FEW = 0.6
+FEW = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,8 +151,8 @@ class LoadSearch:
     """All devices that replicas may fill."""
     sent: dict[tuple[Any, ...], float] = field(default_factory=dict)
     """Seconds of sending a cache that are known."""
-    fewest_known: dict[tuple[int, float], Any] = field(default_factory=dict)
-    """Fewest replicas of groups that are known."""
+    fewest_known: dict[tuple[int, float], tuple[Any, Steady[Any]]] = field(default_factory=dict)
+    """Fewest replicas of groups that are known, and what the closed form says of as many."""
     likely: dict[Plan, float] = field(default_factory=dict)
     """The same of layouts, with any batch limits."""
     pairs: list[float] = field(default_factory=list)
@@ -223,14 +223,14 @@ class LoadSearch:
         turns = replicas if self.options.router == "round-robin" else 1.0
         return group.form.at(self.workload.arrivals.rate / (replicas * groups), np.maximum(turns, 1.0))
 
-    def keeps(self, group: LoadGroup, replicas: Any) -> Any:
-        """Return which layouts keep every limit on so many replicas, as far as the closed form can tell."""
+    def keeps(self, group: LoadGroup, replicas: Any) -> tuple[Any, Steady[Any]]:
+        """Return which layouts keep every limit on so many replicas, by the closed form, and what it says of them."""
         steady, closed = self.steady(group, replicas), self.workload.arrivals.users > 0
         # A closed loop asks no more than is carried.
         kept = closed | (steady.rate <= FULLEST * steady.capacity)
         for limit in self.options.limits:
             kept = kept & (least(steady, group.empty, limit, closed) * self.margin(group.case, limit) <= limit.seconds)
-        return kept
+        return kept, steady
 
     def margin(self, case: ServingCase, limit: Limit) -> float:
         """Return how far a prediction has to lie below a limit, at least, for the chance that was asked."""
@@ -241,14 +241,18 @@ class LoadSearch:
         return max(min(band.at(self.options.risk) for band in bands), 1.0)
 
     def fewest(self, group: LoadGroup, devices: float) -> Any:
-        """Return the fewest replicas of each layout that keep the limits on so many devices, infinite where none do.
+        """Return the fewest replicas of each layout that keep the limits on so many devices, infinite where none do."""
+        return self.answered(group, devices)[0]
+
+    def answered(self, group: LoadGroup, devices: float) -> tuple[Any, Steady[Any]]:
+        """Return the same, and what the closed form says of as many where any do.
 
         Of endless devices as many are tried as leave each almost empty; first those that carry the load, or few more.
         """
         known = self.fewest_known.get((id(group), devices))
         if known is not None:
             return known
-        low, high, kept = self._sought(group, devices)
+        (low, high, kept), steady = self._sought(group, devices)
         part, rows, more = group, np.arange(len(low)), 0.0
         # As many as with other batch limits are often enough, and one less is not.
         likely = np.array([self.likely.get(plan, 0) for plan in group.plans], float)
@@ -264,16 +268,21 @@ class LoadSearch:
                 near = np.where(until == near, near - 1, near)
                 tried = np.where((at <= near) & (near < until), near, tried)
             tried, turn = np.where(sought[rows], tried, until), turn + 1
-            fine, more = self.keeps(part, tried), 4 * more + 3
+            (fine, said), more = self.keeps(part, tried), 4 * more + 3
+            steady = with_rows(steady, rows[fine], rows_of(said, fine))
             low[rows], high[rows] = np.where(fine, at, np.minimum(tried + 1, until)), np.where(fine, tried, until)
-        self.fewest_known[id(group), devices] = replicas = np.where(kept, high, np.inf)
+        replicas = np.where(kept, high, np.inf)
+        self.fewest_known[id(group), devices] = replicas, steady
         self.likely.update(
             (plan, few) for plan, few in zip(group.plans, replicas.tolist(), strict=True) if few < np.inf
         )
-        return replicas
+        return replicas, steady
 
-    def _sought(self, group: LoadGroup, devices: float) -> tuple[Any, Any, Any]:
-        """Return between which numbers of replicas the fewest of each layout are, and which are ever enough."""
+    def _sought(self, group: LoadGroup, devices: float) -> tuple[tuple[Any, Any, Any], Steady[Any]]:
+        """Return between which numbers of replicas the fewest of each layout are, and which are ever enough.
+
+        And what the closed form says of the last of these.
+        """
         if group.form is None:
             raise LookupError(group)
         rate, users, have = self.workload.arrivals.rate, self.workload.arrivals.users, self.cluster.num_devices
@@ -284,20 +293,23 @@ class LoadSearch:
         known = np.zeros(len(low), bool)
         if devices > have:
             # What is enough on all that there are is enough on more, and what is not needs more.
-            few, more_than_all = self.fewest(group, have), have // group.devices + 1
+            (few, steady), more_than_all = self.answered(group, have), have // group.devices + 1
             known = np.isfinite(few)
             low = np.where(known, few, np.minimum(np.maximum(low, more_than_all), high))
             high = np.where(known, few, high)
         kept, rows = known.copy(), np.flatnonzero(~known)
         if users or not known.any():
-            kept = self.keeps(group, high) & (high <= most)
+            kept, steady = self.keeps(group, high)
+            kept = kept & (high <= most)
         elif len(rows):
-            kept[rows] = self.keeps(group.some(rows), high[rows]) & (high <= most)[rows]
-        return low, high, kept
+            fine, said = self.keeps(group.some(rows), high[rows])
+            kept[rows] = fine & (high <= most)[rows]
+            steady = with_rows(steady, rows, said)
+        return (low, high, kept), steady
 
     def ever(self, group: LoadGroup) -> Any:
         """Return which layouts keep the limits on some number of devices."""
-        return self._sought(group, np.inf)[2]
+        return self._sought(group, np.inf)[0][2]
 
     @property
     def sparing(self) -> bool:

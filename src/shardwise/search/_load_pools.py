@@ -66,11 +66,11 @@ def candidates(search: LoadSearch) -> Iterator[Candidate]:
     for group in search.groups if search.space.pools != "disaggregated" else ():
         if group.form is None:
             continue
-        replicas = search.fewest(group, search.cluster.num_devices)
+        replicas, steady = search.answered(group, search.cluster.num_devices)
         kept = np.isfinite(replicas)
         if not search.sparing:
             replicas = search.cluster.num_devices // group.devices
-        steady = search.steady(group, np.where(kept, replicas, 1.0))
+            steady = search.steady(group, np.where(kept, replicas, 1.0))
         for row in np.flatnonzero(kept).tolist():
             yield Candidate(
                 plan=group.plans[row], job=group.job, engine=group.engine, replicas=int(replicas[row]),

@@ -212,13 +212,13 @@ def gathered(
     wait = more / rate * -np.expm1(-rate * longest_wait / np.maximum(more, 1e-9))
     alone = (batches.many == 1) & (prices.counts >= 1)
     bunch = 1 + rate * wait
-    longest = cycles.look(cycles.mean, bunch)
+    longest = cycles.look("mean", bunch)
     period = np.maximum(bunch / rate, longest)
     step = period / (1 + (period - longest) / cycles.decode)
     waited = wait * (1 + rate * wait / 2) / bunch
     other = replace(
         times, prompts=step - cycles.decode, load=1 - cycles.decode / step,
-        others=times.others + waited + np.maximum(longest - cycles.look(cycles.mean, np.ones_like(bunch)), 0.0),
+        others=times.others + waited + np.maximum(longest - cycles.look("mean", np.ones_like(bunch)), 0.0),
     )  # fmt: skip
     return BatchTimes(
         **{f.name: np.where(alone, getattr(other, f.name), getattr(times, f.name)) for f in fields(BatchTimes)}

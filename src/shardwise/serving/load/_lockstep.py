@@ -31,6 +31,9 @@ from shardwise.serving.load._pipeline import in_lanes
 from shardwise.units import counted
 
 T = TypeVar("T")
+# What of cycles is known of each layout and place, and what they have more.
+_PLACED = ("batches", "decode", "pieces", "together", "groups_each")
+_MORE = ("ends", "all_have", "gathered")
 _MEANS = np.geomspace(0.01, 200.0, 40)
 _CHANCES = np.exp(-_MEANS)
 # What pipelines lose by unequal steps bends less.
@@ -125,6 +128,10 @@ class Cycles:
     """The same where every batch has a prompt, for which prompts were held."""
     gathered: Gathered | None = None
     """Cycles of pipelines whose batches take from one waiting list; None where none do."""
+    whole: tuple[Cycles, Any] | None = None
+    """Whose tables these are, of more layouts, and the rows of these there; None where they are all."""
+    faster: tuple[Cycles, Any] | None = None
+    """The same at a higher clock and its share, by layout: cells are mixed as they are read, as few ever are."""
 
     def named(self, counts: Any) -> Cycles:
         """Return the same tables, whose cells open under names where columns open."""
@@ -138,43 +145,92 @@ class Cycles:
             self, mean=named_each(self.mean, name), after=named_each(self.after, lambda i: name(i) + ", and one")
         )
 
-    def look(self, table: Any, mean: Any) -> Any:
+    def look(self, table: str, mean: Any) -> Any:
         """Return a table at mean numbers of prompts [..., layout, place]."""
-        return self._read(table, self._spot(mean))
+        return self.read(table, self.spot(mean))
 
-    def _spot(self, mean: Any) -> tuple[Any, Any]:
+    def spot(self, mean: Any) -> tuple[Any, Any]:
         """Return the cells of tables below mean numbers of prompts, and how far these are on the way to the next."""
         mean = np.asarray(mean)
         at = np.log(np.maximum(mean, _MEANS[0]) / _MEANS[0]) / math.log(_MEANS[1] / _MEANS[0])
         i = np.minimum(at.astype(int), len(_MEANS) - 2)
         # What is fewer than the first mean, none at all too, or more than the last lies on the line through two; a
         # line that falls ends at the last, as no cycle becomes shorter than nothing.
-        return i * self._places.size + self._places, (mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i])
+        return self._cells_of(i), (mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i])
 
-    def _read(self, table: Any, spot: tuple[Any, Any]) -> Any:
-        (place, share), cells = spot, table.reshape(-1)
-        low, high = cells[place], cells[place + self._places.size]
+    def read(self, table: str, spot: tuple[Any, Any]) -> Any:
+        """Return a table between cells and the next ones."""
+        cells, share = spot
+        low, high = self._at(table, cells), self._at(table, cells + self._width)
         rise = high - low
         return low + np.where(rise < 0, np.minimum(share, 1.0), share) * rise
 
+    def _at(self, table: str, cells: Any) -> Any:
+        """Return cells of a table."""
+        one = getattr(self, table).reshape(-1)[cells]
+        if self.faster is None:
+            return one
+        other, share = self.faster
+        return mixed(one, other._at(table, cells), share)
+
+    def _cells_of(self, means: Any) -> Any:
+        """Return the cells of each layout's places at means of the tables."""
+        return means * self._width + self._places
+
     @property
+    def _width(self) -> Any:
+        """Cells of a mean."""
+        return self.mean[0].size
+
+    @cached_property
     def _places(self) -> Any:
-        """The number of each layout's place."""
-        return _numbers(self.decode.shape)
+        """The cells of each layout's places at the first mean."""
+        cells = _numbers(self.mean.shape[1:])
+        return cells if self.whole is None else cells[self.whole[1]]
+
+    def rows(self, rows: Any) -> Cycles:
+        """Return the tables of some layouts: the same, which are read elsewhere."""
+        whole, known = self._whole
+        columns = {name: np.take(one, rows, axis=0) for name in _PLACED if np.ndim(one := getattr(self, name))}
+        others = {name: one.rows(rows) for name in _MORE if (one := getattr(self, name)) is not None}
+        faster = self.faster and (self.faster[0].rows(rows), np.take(self.faster[1], rows, axis=0))
+        return replace(self, **columns, **others, faster=faster, whole=(whole, known[rows]))
 
     def between(self, other: Cycles, share: Any) -> Cycles:
         """Return tables of which a share is those of others, by layout."""
-        mixed = between_prices(self, other, share)
-        pairs = zip(self._unequal, other._unequal, strict=True)
-        vars(mixed)["_unequal"] = tuple((1 - share) * one + share * two for one, two in pairs)
-        return mixed
+        columns = {
+            name: mixed(one, getattr(other, name), share) for name in _PLACED if np.ndim(one := getattr(self, name))
+        }
+        # Those of full queues are asked at one clock.
+        for name in ("all_have", "gathered"):
+            if (one := getattr(self, name)) is not None:
+                columns[name] = one.between(getattr(other, name), share)
+        return replace(self, **columns, faster=(other, share), whole=self._whole)
+
+    @property
+    def _whole(self) -> tuple[Cycles, Any]:
+        return self.whole or (self, np.arange(len(self.decode)))
 
     @cached_property
-    def _unequal(self) -> tuple[Any, Any, Any]:
-        """The tables of a cycle and its square, and how likely it has no prompts, where these arrive in cycles with."""
-        mean = _MEANS[:, None, None]
-        tables = (partial(self.look, self.mean), partial(self.look, self.square), lambda mean: np.exp(-mean))
-        return tuple(_of_two(table, mean, self.cv) for table in tables)
+    def unequal_mean(self) -> Any:
+        """The table of a cycle where prompts arrive in cycles with others, which differ."""
+        return self._unequal("mean")
+
+    @cached_property
+    def unequal_square(self) -> Any:
+        """The same of its square."""
+        return self._unequal("square")
+
+    @cached_property
+    def unequal_empty(self) -> Any:
+        """How likely it has no prompts."""
+        return self._unequal("empty")
+
+    def _unequal(self, table: str) -> Any:
+        if self.whole:
+            return getattr(self.whole[0], f"unequal_{table}")
+        what = (lambda mean: np.exp(-mean)) if table == "empty" else partial(self.look, table)
+        return _of_two(what, _MEANS[:, None, None], self.cv)
 
     def going(self, rate: Any) -> CycleMix:
         """Return what cycles are where so many prompts arrive a second, [layout, place].
@@ -186,106 +242,46 @@ class Cycles:
         """
         rate = rate + 0 * self.decode
         none = rate * self.decode
-        quiet = self._spot(none)
-        stays, after = np.exp(-none), self._read(self.mean, quiet)
+        quiet = self.spot(none)
+        stays, after = np.exp(-none), self.read("mean", quiet)
         # What cycles with prompts that follow those without are shorter by, over the share of those.
         less = (after - self.decode) / np.maximum(1 - stays, 1e-12)
-        mean, squares, empty = self._unequal
-        some = _crossing(lambda i: rate * (_at(mean, i) + _at(empty, i) * less), rate)
-        going = self._spot(some)
-        chance = _of_two(lambda mean: np.exp(-mean), some, self._read(self.cv, going))
+
+        def arriving(i: Any) -> Any:
+            cells = self._cells_of(i)
+            return rate * (self._at("unequal_mean", cells) + self._at("unequal_empty", cells) * less)
+
+        some = _crossing(arriving, rate)
+        going = self.spot(some)
+        chance = _of_two(lambda mean: np.exp(-mean), some, self.read("cv", going))
         short = chance / (1 - stays + chance)
         cycle, square = (
-            short * before + (1 - short) * self._read(unequal, going)
-            for before, unequal in ((after, mean), (self._read(self.square, quiet), squares))
+            short * before + (1 - short) * self.read(unequal, going)
+            for before, unequal in ((after, "unequal_mean"), (self.read("square", quiet), "unequal_square"))
         )
         # Two kinds of cycles alone forget how long one with prompts was: of what it is longer than their mean those
         # that arrive in it make the next one longer by so much (autoregression: the variance by 1 / (1 - keeps^2)).
         two = np.maximum(stays - chance, 0.0)
-        grown = rate * self._read(self.more, going)
+        grown = rate * self.read("more", going)
         keeps = np.where(self.batches > 1, two, np.maximum(np.minimum(grown, FULL), two))
         square = cycle**2 + (square - cycle**2) * (1 - two**2) / (1 - keeps**2)
         # Who arrives sees more of long cycles.
         whole, quick = (square - short * self.decode**2), np.asarray(short * self.decode / cycle)
-        later = self._spot(rate * whole / np.maximum((1 - quick) * cycle, 1e-12))
+        later = self.spot(rate * whole / np.maximum((1 - quick) * cycle, 1e-12))
         own, left = (
-            quick * self._read(each, quiet) + (1 - quick) * self._read(each, later) for each in (self.after, self.left)
+            quick * self.read(each, quiet) + (1 - quick) * self.read(each, later) for each in ("after", "left")
         )
-        alone = short * self._read(self.share, quiet) + (1 - short) * self._read(self.share, going)
+        alone = short * self.read("share", quiet) + (1 - short) * self.read("share", going)
         mix = CycleMix(
             none=none, some=some, short=short, keeps=keeps, two=two, cycle=cycle, square=square, own=own, left=left,
-            alone=alone, following=self._following(rate * own, cycle) / (1 - two),
+            alone=alone, following=self.following(rate * own, cycle) / (1 - two),
             turn=square / cycle / 2 / self.batches,
         )  # fmt: skip
         return self.gathered.over(mix, rate) if self.gathered else mix
 
-    def _following(self, prompts: Any, cycle: Any) -> Any:
+    def following(self, prompts: Any, cycle: Any) -> Any:
         """Return what a cycle takes longer than others for which so many arrived."""
-        return np.maximum(self.look(self.mean, prompts) - cycle, 0.0)
-
-    def held_back(self, at: CycleMix, rate: Any, steps: Any, in_turns: bool) -> CycleMix:
-        """Return what cycles are where prompts wait until every batch has one, or for so many cycles.
-
-        Where sequences end as they came, so do requests go to one batch after another.
-        """
-        cycle, with_prompts, all_have = at.cycle, self.look(self.mean, at.some), self.all_have or self
-        steps_back: list[Any] = []
-        for turn in range(_ROUNDS):
-            first, more = rate * with_prompts, rate * self.decode
-            as_many, every = partial(self._until_as_many, first, more), partial(self._until_all, rate * cycle)
-            wait, late, behind = as_many(steps) if in_turns else every(steps)
-            together = rate * cycle * wait
-            with_prompts = late * self.look(self.mean, together) + (1 - late) * all_have.look(all_have.mean, together)
-            before, cycle = cycle, ((wait - 1) * self.decode + with_prompts) / wait
-            steps_back.append(before - cycle)
-            if turn % 3 == 2:
-                # Each is nearer by the same part (Aitken).
-                less = np.clip(steps_back[-1] / np.where(steps_back[-2] == 0, 1.0, steps_back[-2]), 0.0, 0.95)
-                cycle = np.maximum(cycle - steps_back[-1] * less / (1 - less), self.decode)
-        # The rest of the step that runs, and decode steps until prompts are held no more.
-        rest = (with_prompts**2 + (wait - 1) * self.decode**2) / (2 * wait * cycle) + behind * self.decode
-        spot, short = self._spot(together), 1.0 - 1 / wait
-        share = self._read(self.share, spot)
-        own = late * self._read(self.after, spot) + (1 - late) * all_have.look(all_have.after, together)
-        other = replace(
-            at, none=together, some=together, short=short, keeps=0.0 * wait, two=0.0 * wait, cycle=cycle,
-            square=2 * rest * cycle, own=own, left=self._read(self.left, spot), alone=(1 - short) * share,
-            following=self._following(rate * own, cycle),
-        )  # fmt: skip
-        return CycleMix(
-            **{f.name: np.where(wait <= 1, getattr(at, f.name), getattr(other, f.name)) for f in fields(CycleMix)}
-        )
-
-    def _until_as_many(self, first: Any, more: Any, steps: Any) -> tuple[Any, Any, Any]:
-        """Return the mean cycles until as many prompts have come as there are batches, or so many, and their chance.
-
-        So many come in the first, in each of the others more. And cycles that a prompt is held: who comes last is not.
-        """
-        wait, late, waited = np.ones_like(first), np.ones_like(first), np.zeros_like(first)
-        for step in range(int(np.max(steps)) - 1):
-            mean = first + step * more
-            chance, fewer, there = np.exp(-mean), np.exp(-mean), 0.0 * mean
-            for k in range(1, int(np.max(self.batches))):
-                chance = chance * mean / k
-                some = np.where(k < self.batches, chance, 0.0)
-                fewer, there = fewer + some, there + k * some
-            wait, late = wait + np.where(step + 1 < steps, fewer, 0.0), np.where(step + 1 < steps, fewer, late)
-            waited = waited + np.where(step + 1 < steps, there, 0.0)
-        return wait, late, waited / (first + (wait - 1) * more)
-
-    def _until_all(self, ended: Any, steps: Any) -> tuple[Any, Any, Any]:
-        """Return the mean cycles until every batch has a prompt, or so many, and the chance of these.
-
-        A request goes where the fewest run, to a batch of which one has ended, so many in each cycle: the longest of as
-        many geometric times. And cycles that a prompt is held, while any of the others has none.
-        """
-        wait, late, waited = np.ones_like(ended), np.ones_like(ended), np.zeros_like(ended)
-        for step in range(1, int(np.max(steps))):
-            some = -np.expm1(-ended * step / self.batches)
-            fewer, others = 1 - some**self.batches, 1 - some ** np.maximum(self.batches - 1, 0)
-            wait, late = wait + np.where(step < steps, fewer, 0.0), np.where(step < steps, fewer, late)
-            waited = waited + np.where(step < steps, step * others, 0.0)
-        return wait, late, waited / wait
+        return np.maximum(self.look("mean", prompts) - cycle, 0.0)
 
     def ended(self, counts: Any, steps: float) -> Any:
         """Return the mean prompts that follow on those who end in a cycle, while so many sequences run in each batch.
@@ -294,7 +290,7 @@ class Cycles:
         """
 
         def arriving(i: Any) -> Any:
-            going = 1 - _at(self.share, i)
+            going = 1 - self._at("share", self._cells_of(i))
             each = counts * going / (steps + self.pieces * going)
             return self.batches * self.groups_each * each * self.pieces / self.together
 
@@ -306,16 +302,18 @@ def rows_of(table: T, rows: Any) -> T:
     columns: dict[str, Any] = {}
     for f in fields(cast(Any, table)):
         value = getattr(table, f.name)
-        if isinstance(value, Gathered):
+        if isinstance(value, Cycles):
             columns[f.name] = value.rows(rows)
-        elif isinstance(value, (Cycles, type(table))):
+        elif isinstance(value, type(table)):
             columns[f.name] = rows_of(value, rows)
         elif np.ndim(value) > 1:
             columns[f.name] = np.take(value, rows, axis=-2)
-    some = cast(T, replace(cast(Any, table), **columns))
-    if isinstance(table, Cycles) and "_unequal" in vars(table):
-        vars(some)["_unequal"] = tuple(np.take(one, rows, axis=-2) for one in table._unequal)
-    return some
+    return cast(T, replace(cast(Any, table), **columns))
+
+
+def mixed(one: Any, other: Any, share: Any) -> Any:
+    """Return what is between two clocks, a share of the second."""
+    return (1 - share) * one + share * other
 
 
 def between_prices(lasting: T, highest: T, share: Any) -> T:
@@ -323,10 +321,10 @@ def between_prices(lasting: T, highest: T, share: Any) -> T:
     columns: dict[str, Any] = {}
     for f in fields(cast(Any, lasting)):
         one, other = getattr(lasting, f.name), getattr(highest, f.name)
-        if isinstance(one, (Gathered, Cycles)) and f.name != "ends":  # which are of full queues
+        if isinstance(one, Cycles):
             columns[f.name] = one.between(other, share)
         elif np.ndim(one) > 1:
-            columns[f.name] = (1 - share) * one + share * other
+            columns[f.name] = mixed(one, other, share)
     return cast(T, replace(cast(Any, lasting), **columns))
 
 
@@ -338,11 +336,6 @@ def _numbers(shape: tuple[int, ...]) -> Any:
 def _of_two(function: Callable[[Any], Any], mean: Any, cv: Any) -> Any:
     """Return the mean of a function of prompts that arrive in cycles of two lengths, so far apart."""
     return (function(mean * (1 - cv)) + function(mean * (1 + cv))) / 2
-
-
-def _at(table: Any, places: Any) -> Any:
-    """Return what a table [mean, layout, place] has at places of its first axis, [layout, place]."""
-    return table.reshape(-1)[places * places.size + _numbers(places.shape)]
 
 
 def _crossing(function: Callable[[Any], Any], like: Any) -> Any:

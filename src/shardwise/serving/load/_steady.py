@@ -38,6 +38,7 @@ from shardwise.serving.load._batches import EQUAL, Batches
 from shardwise.serving.load._bulk import PromptSteps, gathered
 from shardwise.serving.load._bunches import as_they_came, begin_chance, bunched, poisson_of
 from shardwise.serving.load._clocks import added_by, at_rate, share_when_full, when_full
+from shardwise.serving.load._held_cycles import held_back
 from shardwise.serving.load._idle import first_token_alone
 from shardwise.serving.load._layouts import merged, parts_of, some_of
 from shardwise.serving.load._longest import PROMPTS
@@ -194,8 +195,7 @@ class Replicas:
         queued = full
         if not policy.mixed:
             # Prompts that cost in proportion are an M/G/1 queue; those that wait for Python cost nothing more together.
-            cycles = p.cycles
-            grown = cycles.look(cycles.more, b.rate * (b.decode + b.prompt)) / np.maximum(b.prompt, 1e-12)
+            grown = p.cycles.look("more", b.rate * (b.decode + b.prompt)) / np.maximum(b.prompt, 1e-12)
             queued = np.maximum(full, np.clip(grown, 0.0, 1.0) ** 2)
             # Where the next step is decided as one begins whole prompts run two steps later, whether or not others run
             # now: only those that are cut wait as in a queue.
@@ -252,15 +252,15 @@ class Replicas:
             own = self.batches.piped | (not self.policy.mixed)
             bunch = np.where(own, np.minimum(came, fit), np.sqrt(prompts * fit))
             less = prompts / bunch
-            cycle = ends.decode + (ends.look(ends.mean, bunch) - ends.decode) * less
-            return 1 - ends.look(ends.share, bunch) * less, cycle
+            cycle = ends.decode + (ends.look("mean", bunch) - ends.decode) * less
+            return 1 - ends.look("share", bunch) * less, cycle
         # Prompts are held until a place is free in every group, at most so many steps, and run in fewer steps: the mean
         # of the longest of as many geometric times.
         wait, many = np.ones_like(prompts), self.batches.many
         for step in range(1, self.policy.balance_steps):
             wait = wait + np.where(self.batches.piped, 0.0, 1 - (-np.expm1(-prompts * step / many)) ** many)
-        cycle = ends.decode + (ends.look(ends.mean, prompts * wait) - ends.decode) / wait
-        return 1 - ends.look(ends.share, prompts), cycle
+        cycle = ends.decode + (ends.look("mean", prompts * wait) - ends.decode) / wait
+        return 1 - ends.look("share", prompts), cycle
 
     def _cycle_tempo(self, rate: Any) -> BatchTimes[Any]:
         """Return the pace of batches that go round together, or of one whose steps have room for all who come."""
@@ -269,7 +269,7 @@ class Replicas:
         if policy.balance_steps:
             in_lockstep = (p.counts >= 1) & ~self.batches.piped & (self.batches.many > 1)
             steps = np.where(in_lockstep, policy.balance_steps, 1)
-            at = cycles.held_back(at, rate, steps, self.moments.overlap > EQUAL)
+            at = held_back(cycles, at, rate, steps, self.moments.overlap > EQUAL)
         step = at.cycle / (1 - at.alone)
         # Each piece of a prompt runs in a cycle of its own; the last ones are shorter.
         own = at.own * cycles.pieces + (p.pieces - cycles.pieces) * cycles.decode * policy.mixed
