@@ -127,7 +127,8 @@ def experts(draw: st.DrawFn) -> MoE:
     count = draw(st.sampled_from((8, 16, 64)))
     shared = MLP(ffn=256 * draw(st.integers(1, 8))) if draw(st.booleans()) else None
     top_k = draw(st.sampled_from((1, 2, 4, 8)))
-    return MoE(experts=count, top_k=min(top_k, count), ffn=128 * draw(st.integers(2, 24)), shared=shared)
+    written = {name: draw(st.booleans()) for name in ("clamped", "scaled_gate", "chosen_softmax", "router_norm")}
+    return MoE(experts=count, top_k=min(top_k, count), ffn=128 * draw(st.integers(2, 24)), shared=shared, **written)
 
 
 @st.composite

@@ -163,8 +163,19 @@ def test_a_family_is_written_as_its_class_is(name: str) -> None:
     """Fused projections, joined heads and routers in fp32 are those of the source of transformers 5.23.0."""
     facts = import_module(f"shardwise.models.families.{FAMILIES[name]}").ROWS[name].facts
     beside = name in (*WITHOUT_ROTARY, *EAGER_ALONE, *LATENT, *COPIED, *LINEAR_ALONE)
-    asked = [fact for fact in FACTS[name] if not beside or fact == "float_router"]
+    asked = [fact for fact in FACTS[name] if not fact.endswith("_norm") and (not beside or fact == "float_router")]
     assert {fact: getattr(facts, fact) for fact in asked} == {fact: FACTS[name][fact] for fact in asked}
+
+
+@pytest.mark.parametrize("kind", ["float", "power"])
+def test_norms_meet_their_weights_as_their_classes_say(kind: str) -> None:
+    """Families whose RMSNorm multiplies in fp32, or takes a power, are those of the source of transformers 5.24.0."""
+    wrong = {}
+    for name in sorted({*FACTS} & {*goldens()["random"]}):
+        norms = {block.norm for block in model_from_config(goldens()["random"][name][0]["config"]).kinds}
+        if (f"rmsnorm-{kind}" in norms) != FACTS[name][f"{kind}_norm"]:
+            wrong[name] = norms
+    assert not wrong
 
 
 def test_every_family_has_a_row_in_its_module() -> None:

@@ -21,7 +21,11 @@ BLOCKS = [run for run in RUNS if run["kind"] == "block"]
 
 
 # Their rotary tables are of a part of each head, in fp32, or of no layer; a model says that heads rotate, not how much.
-OTHER_TABLES = ("phi", "stablelm", "gpt_neox", "olmo2", "olmo3", "cohere2")
+# OPT numbers the positions of each sequence.
+OTHER_TABLES = (
+    *("phi", "stablelm", "gpt_neox", "olmo2", "olmo3", "cohere2", "gpt_oss", "afmoe", "llama4_text", "exaone4"),
+    *("nanochat", "opt"),
+)
 
 
 def _name(run: dict[str, Any]) -> str:

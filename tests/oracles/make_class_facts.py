@@ -20,7 +20,16 @@ PINNED = "5.24.0"
 # Heads that are put together from a part that is rotated and one that is not.
 JOINED = r"torch\.cat\(\[?\(?\[?(q_embed|q_rot|query_rot|q_rope|query_states_rot)[^\n]*, ?(q_pass|query_pass)"
 FUSED = r"self\.(qkv_proj|query_key_value|Wqkv|c_attn) = "
-FLOAT_ROUTER = r"F\.linear\(\w*hidden_states\w*\.(type\(torch\.float32\)|to\(torch\.float32\)|float\(\))"
+# The product of a norm's weight and what it made, ahead of the cast to 16 bits, and a power of the mean square.
+FLOAT_NORM = (
+    r"class \w*(?<!Gated)RMSNorm\(nn\.Module\):(?:(?!\nclass )[\s\S])*?"
+    r"return \(self\.weight(\.to\(torch\.float32\))? \* "
+)
+POWER_NORM = r"torch\.pow\(mean_squared, -0\.5\)"
+FLOAT_ROUTER = (
+    r"wg\.weight\.dtype == torch\.float32|"
+    r"F\.linear\(\w*hidden_states\w*\.(type\(torch\.float32\)|to\(torch\.float32\)|float\(\))"
+)
 
 
 def source(model_type: str) -> str:
@@ -35,7 +44,8 @@ def source(model_type: str) -> str:
 
 def facts(text: str) -> dict[str, bool]:
     """What the source says."""
-    rules = {"joined_rotary": JOINED, "fused_qkv": FUSED, "float_router": FLOAT_ROUTER}
+    rules = {"joined_rotary": JOINED, "fused_qkv": FUSED, "float_router": FLOAT_ROUTER, "float_norm": FLOAT_NORM,
+             "power_norm": POWER_NORM}  # fmt: skip
     return {name: bool(re.search(rule, text)) for name, rule in rules.items()}
 
 

@@ -2,7 +2,7 @@
 
 Bytes are those of the second layer, by hooks on saved tensors of real CPU tensors; each storage counts once and weights
 not at all. FLOPs are torch's own counter over fake tensors, with attention over the whole square and experts one by one
-("batched_mm"), for named models of oracle_models.json. Needs torch 2.13.0 and transformers 5.23.0 (neither a dependency
+("batched_mm"), for named models of oracle_models.json. Needs torch 2.13.0 and transformers 5.24.0 (neither a dependency
 of the project), no weights and no network. Not run in CI; a change is a change of transformers and is to be looked at.
 
     python tests/oracles/make_ledger_goldens.py saved|flops
@@ -156,6 +156,29 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], tuple[str, ...], tup
     yield "qwen2_moe", {**mixture, **shared}, ("sdpa", "eager"), ((2, 256),)
     yield "minimax_m2", {**mixture, "intermediate_size": 384, "num_local_experts": 8}, ("sdpa",), ((2, 256),)
     yield "olmoe", {**mixture, "intermediate_size": 384, "num_experts": 8}, ("sdpa",), ((2, 256),)
+    yield from unusual(dense, mixture)
+
+
+def unusual(dense: dict[str, Any], mixture: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Any, Any]]:
+    """Families whose blocks are unlike Llama's: norms in fp32 or by a power, limits, sinks, routers with norms."""
+    both, full, shape = ("sdpa", "eager"), {"layer_types": ["full_attention"] * 2}, ((2, 256),)
+    yield "gpt_oss", {**mixture, **full, "intermediate_size": 384, "num_local_experts": 8}, ("eager",), shape
+    gemma = {**dense, **full, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "global_head_dim": 128}
+    experts = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 384}
+    yield "gemma4_text", gemma, both, shape
+    yield "gemma4_text", gemma | experts, both, shape
+    routed = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
+    yield "afmoe", {**dense, **routed, **full, "num_shared_experts": 1, "num_dense_layers": 1}, both, shape
+    yield "hunyuan_v1_moe", {**dense, "num_experts": 16, "moe_topk": 4, "num_shared_expert": 1}, both, shape
+    llama = {"intermediate_size_mlp": 1408, "intermediate_size": 640, "interleave_moe_layer_step": 1}
+    yield "llama4_text", {**mixture, **llama, "num_local_experts": 8, "num_experts_per_tok": 1}, ("sdpa",), shape
+    yield "hy_v3", {**dense, **routed, "num_shared_experts": 1, "first_k_dense_replace": 1}, both, shape
+    for name in ("exaone4", "cwm", "jais2", "nanochat", "ministral", "hyperclovax"):
+        yield name, dense | full, both, shape
+    yield "vaultgemma", dense | full, ("eager",), shape
+    sizes = {"num_attention_heads": 8, "ffn_dim": 2048, "word_embed_proj_dim": 512, "dropout": 0.0}
+    yield "opt", {"hidden_size": 512, **sizes}, both, shape
+    yield "bloom", {"hidden_size": 512, "n_head": 8}, ("eager",), shape
 
 
 def transformers_runs() -> Iterator[dict[str, Any]]:

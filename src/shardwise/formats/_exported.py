@@ -303,7 +303,8 @@ T = TypeVar("T")
 # What other implementations of a model do differently with the same sizes; Megatron-LM has its own way.
 _OWN_WAY: dict[str, Any] = {
     "fused_projection": False, "joined_rotary": False, "float_weights": False, "float_router": False,
-    "qk_norm_kind": "rmsnorm", "normalised": False,
+    "qk_norm_kind": "rmsnorm", "normalised": False, "scaled_gate": False, "chosen_softmax": False,
+    "router_norm": False, "all_tokens": False,
 }  # fmt: skip
 
 
@@ -386,7 +387,8 @@ def _own_way(part: T) -> T:
 
 
 def _plain(norm: Any) -> Any:
-    return {"rmsnorm-float": "rmsnorm", "rmsnorm-offset": "rmsnorm", "layernorm-float": "layernorm"}.get(norm, norm)
+    plain = dict.fromkeys(("rmsnorm-float", "rmsnorm-offset", "rmsnorm-power"), "rmsnorm")
+    return {**plain, "layernorm-float": "layernorm"}.get(norm, norm)
 
 
 def split_states(precision: str) -> tuple[str, str]:

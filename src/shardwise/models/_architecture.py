@@ -73,7 +73,10 @@ class MoE:
     buffer in some implementations and a parameter (`router_bias`) in others. `zero_experts` have no weights and cost
     nothing. `normalised` is whether the weights of the chosen experts are made to sum to one, `float_weights` whether
     they stay in fp32 (Mixtral in transformers), `float_router` whether the router works on an fp32 copy of its input.
-    `clamped` is whether gate and up are held within limits before the activation (gpt-oss).
+    `clamped` is whether gate and up are held within limits before the activation (gpt-oss), `scaled_gate` whether its
+    sigmoid is of a multiple of the gate, and one is added to up. `chosen_softmax` is whether the router's softmax is of
+    the chosen experts alone, `router_norm` whether it reads a norm of its own of the stream, with learned scales (Gemma
+    4), `all_tokens` whether the class hands every token to every expert, with zeros where not chosen (Llama 4).
     """
 
     experts: int
@@ -92,6 +95,10 @@ class MoE:
     float_weights: bool = False
     float_router: bool = False
     clamped: bool = False
+    scaled_gate: bool = False
+    chosen_softmax: bool = False
+    router_norm: bool = False
+    all_tokens: bool = False
 
     def splits(self) -> tuple[tuple[str, int], ...]:
         """Return what tensor parallelism divides, by what it is; routed experts are split by etp."""

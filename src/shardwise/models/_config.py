@@ -12,6 +12,7 @@ from typing import Any
 from shardwise.errors import Problem, Problems
 from shardwise.models._architecture import MOST_PREDICTIONS
 from shardwise.models._fields import FIELDS, NO_EFFECT, keys_of
+from shardwise.models._mixers import NormKind
 from shardwise.records import dataclass
 
 DROPOUTS = (
@@ -33,6 +34,7 @@ class ClassFacts:
     `normalised` is whether the weights of the chosen experts are made to sum to one, None where the file says it.
     `float_weights` keeps those in fp32, `float_router` runs the router on an fp32 copy of its input. `fused_qkv` has
     one projection for queries, keys and values; `joined_rotary` joins a rotated and an unrotated part of each head.
+    `norm` is how its RMSNorm meets its weights, `chosen_softmax` whether the router's softmax is of the chosen alone.
     """
 
     normalised: bool | None = None
@@ -40,6 +42,8 @@ class ClassFacts:
     float_router: bool = False
     fused_qkv: bool = False
     joined_rotary: bool = False
+    norm: NormKind = "rmsnorm"
+    chosen_softmax: bool = False
 
 
 class Config:

@@ -17,7 +17,7 @@ from shardwise.models._fields import FIELDS
 from shardwise.models._quantised import quantization_of
 from shardwise.models._towers import tower_parameters
 from shardwise.models.families import DESCRIBED, FAMILIES, SAME_AS, TEXT_OF, builder
-from shardwise.models.families._parts import with_task
+from shardwise.models.families._parts import with_task, written
 from shardwise.records import dataclass, replace
 
 _LLAMA = (
@@ -93,7 +93,7 @@ def _read(file: LanguageModelKeys, overrides: Mapping[str, Any], notes: Sequence
     for key in _DRAFTS:
         rule = "is of a draft that reads another model's states, which is not understood"
         config.expect(not keys.get(key), key, rule, "name the model that it drafts for, and speculate with it")
-    model = with_task(config, builder(model_type, described)(config))
+    model = with_task(config, written(builder(model_type, described)(config), config.facts.norm))
     quantization = quantization_of(config, model)
     assumptions = config.finish()
     strange = config.not_understood()

@@ -12,20 +12,14 @@ from shardwise.models._kept import State, TokenCache
 from shardwise.records import dataclass, replace
 
 NormKind: TypeAlias = Literal[
-    "rmsnorm",
-    "rmsnorm-float",
-    "rmsnorm-offset",
-    "rmsnorm-no-weight",
-    "layernorm",
-    "layernorm-no-bias",
-    "layernorm-float",
-    "layernorm-no-weight",
-    "none",
-]
+    "rmsnorm", "rmsnorm-float", "rmsnorm-offset", "rmsnorm-power", "rmsnorm-no-weight", "rmsnorm-power-no-weight",
+    "layernorm", "layernorm-no-bias", "layernorm-float", "layernorm-no-weight", "none",
+]  # fmt: skip
 """How a norm is learned, and where transformers applies its weights.
 
 "rmsnorm-offset" stores its weights as an offset from one (Gemma, Qwen3-Next), "rmsnorm-float" meets them in fp32
-(OLMo 2), "layernorm-float" has no bias and is written out in fp32 (Cohere).
+(OLMo 2, gpt-oss), "rmsnorm-power" casts them to fp32 and takes a power of the mean square (Gemma 4), "layernorm-float"
+has no bias and is written out in fp32 (Cohere).
 """
 
 

@@ -50,7 +50,7 @@ def head_norms(y: Layout[X], mixer: Attention) -> list[Op[X]]:
         if not mixer.kv_from_earlier:
             ops.append(head_norm(y, "qk_norm.keys", keys, mixer.head_dim, rule))
     if mixer.v_norm and not mixer.kv_from_earlier:
-        ops.append(head_norm(y, "v_norm", keys, mixer.value_dim, ("head", "rmsnorm-no-weight")))
+        ops.append(head_norm(y, "v_norm", keys, mixer.value_dim, ("head", "rmsnorm-power-no-weight")))
     return ops
 
 
@@ -187,6 +187,11 @@ def merged(out: Tensor[X], copies: bool) -> Tensor[X]:
     return Tensor(name="attention.merged", size_bytes=out.size_bytes, born=REGION) if copies else out
 
 
+def _without_keys(op: Op[X]) -> Op[X]:
+    """Return an operator that keeps no keys and values as they came: the earlier layer that made them does."""
+    return replace(op, saves=tuple(t for t in op.saves if t.name not in STREAMS[1:]))
+
+
 def _split(y: Layout[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
     """Return what a joint projection costs: a copy of the queries out of it, and the gradients joined again.
 
@@ -236,7 +241,8 @@ def attention(y: Layout[X], mixer: Attention, D: int, source: Tensor[X]) -> tupl
         ops += indexer_ops(y, mixer.indexer, AttentionMask(causal=mixer.causal), (source, D), (source, D))
     # One head of keys serves all as a view.
     copied, read = repeated(y, core, inputs) if mixer.kv_heads > 1 else ((), inputs)
-    ops += (*copied, *attention_core(with_scores(y, mixer.head_dim), core, read))
+    inner = attention_core(with_scores(y, mixer.head_dim), core, read)
+    ops += (*copied, *(map(_without_keys, inner) if mixer.kv_from_earlier and y.stack.attention == "flash" else inner))
     if mixer.sinks:
         ops.append(only_weights(y, "sinks", CORE, (vector("sinks", heads, mixer.heads),)))
     gates, product = gated(y, mixer, D, source, core_output(y, core))

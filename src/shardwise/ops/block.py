@@ -190,7 +190,10 @@ def _extras(y: Layout[X], block: Block, D: int) -> list[Op[X]]:
     ops = [projection(y, p, region) for p in block.extras]
     ops += [mixed_streams(y, p.name, D, region, p.streams) for p in block.extras if p.streams > 1]
     for i in range(1, block.extra_norms + 1):
-        ops.append(norm(y, f"extra_norm{i}", D, block.norm, y.residual(f"extra_norm{i}.input", D, region), region))
+        source = y.residual(f"extra_norm{i}.input", D, region)
+        if i == 1 and block.experts is not None and block.experts.router_norm:
+            source = _stream(y, block, D)  # the norm ahead of Gemma 4's experts, beside the dense part's
+        ops.append(norm(y, f"extra_norm{i}", D, block.norm, source, region))
     if block.extra_vectors:
         values = 0 * y.tokens + block.extra_vectors
         ops.append(only_weights(y, "vectors", region, (vector("vectors", values, block.extra_vectors),)))

@@ -92,7 +92,8 @@ def _module_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X
     """What transformers keeps: an fp32 copy of the input, the reciprocal deviation, and what meets the weight.
 
     In fp32 the input is its own copy. Weights that are applied in fp32 meet fp32 values; an offset from one is added to
-    make a vector that is kept. Cohere's LayerNorm keeps the centred input twice, for the variance and for the output.
+    make a vector that is kept; a power keeps what it is of. Cohere's LayerNorm keeps the centred input twice, for the
+    variance and for the output.
     """
 
     def made(part: str, size: X, read_for: Gradient = "input") -> Tensor[X]:
@@ -104,10 +105,14 @@ def _module_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X
         return (*kept, *(() if y.a == 4 else (made("fp32 weight", 4 * n.width),)))
     wide = y.stream_width if source.stream else y.a
     kept = [replace(source, read_for="input") if wide == 4 else made("fp32", four), statistics]
+    if n.kind.startswith("rmsnorm-power"):
+        kept.append(made("mean squares", 4 * n.rows))
     if n.kind == "rmsnorm":
         kept.append(made("normalised", wide * n.elements, "weight"))
     elif n.kind == "rmsnorm-float":
         kept.append(made("normalised", four, "weight"))
+    elif n.kind == "rmsnorm-power":
+        kept += [made("normalised", four, "weight"), *(() if y.a == 4 else (made("fp32 weight", 4 * n.width),))]
     elif n.kind == "rmsnorm-offset":
         kept += [made("normalised", four, "weight"), made("shifted weight", 4 * n.width)]
     return tuple(kept)

@@ -13,7 +13,7 @@ from shardwise.models import MoE
 from shardwise.ops.elementwise import vector
 from shardwise.ops.feed_forward import activation_op, mlp, weights_rows
 from shardwise.ops.layout import Layout, LinearShape, belonging, memory_op
-from shardwise.ops.routed import Experts, experts_of, routed_rows, routed_tokens
+from shardwise.ops.routed import Experts, experts_of, hands_all, routed_rows, routed_tokens
 from shardwise.plans import Tuning
 from shardwise.records import replace
 
@@ -83,15 +83,26 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: LinearShape[X], sour
     if shape.bias:
         weights.append(replace(vector(f"{name}.bias", e.local * n, shape.whole_outputs), expert=True))
     gradient = 2 * y.work.gradient_bytes * e.local * n * k
+    kept = (replace(source, read_for="weight"), *_biased_rows(y, e, shape))
     return Op(
         name=name, kind="grouped", region=name.rpartition(".")[0], flops=flops, forward_bytes=edges + weight,
         backward_flops=flops, backward_bytes=edges + weight, weight_flops=flops, weight_bytes=edges + gradient,
         rows=e.rows / maximum(e.hit, 1), columns=n, inner=k, batch=e.hit, weights=tuple(weights), reads=(source,),
-        saves=(replace(source, read_for="weight"),), model_flops=2 * e.fair * n * k, dtype=y.work.dtype,
+        saves=kept, model_flops=2 * e.fair * n * k, dtype=y.work.dtype,
         output_bytes=y.a * e.rows * n,
         host_seconds=e.local * each if (each := _launch_seconds(y)) else 0.0, role=shape.role, modules=shape.modules,
         vector_units=unfused,
     )  # fmt: skip
+
+
+def _biased_rows(y: Layout[X], e: Experts[X], shape: LinearShape[X]) -> tuple[Tensor[X], ...]:
+    """Return what adding each row the bias of its expert keeps: their numbers, for the gradient of the biases.
+
+    transformers 5.24.0 integrations/moe.py grouped_mm_experts_forward: gate_up_proj_bias[expert_ids_g].
+    """
+    if not shape.bias or y.stack.permutes_experts or y.work.phase != "train":
+        return ()
+    return (Tensor(name="expert of each row", size_bytes=_INDEX_BYTES * e.rows, born="mlp", read_for="weight"),)
 
 
 def _expert_ops(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], ...]:
@@ -197,7 +208,8 @@ def _router(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str) -> Op[
     weights = [Weight(name=f"{region}.weight", elements=zero + D * E, whole=zero + D * E, shape=(E, D), role="router")]
     if moe.router_bias:
         weights.append(vector(f"{region}.bias", zero + E, E))
-    sizes = [("probabilities", 4 * E)]
+    chosen = moe.chosen_softmax and not y.stack.permutes_experts
+    sizes = [("probabilities", y.a * moe.top_k if chosen else 4 * E)]
     kept: tuple[Tensor[X], ...] = ()
     if y.choices.autocast:
         source = Tensor(name=f"{region}.input in 16 bits", size_bytes=y.a * T * D, born=region)
@@ -205,6 +217,8 @@ def _router(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str) -> Op[
         kept = (replace(copy, read_for="input"),)
     elif moe.float_router and y.stack.norm == "eager" and y.a < 4:
         source = Tensor(name=f"{region}.fp32 input", size_bytes=4 * T * D, born=region)
+    if moe.router_norm and y.stack.norm == "eager":
+        kept, source = (*kept, *_router_norm(y, moe, D, region)), replace(source, name=f"{region}.scaled", born=region)
     sizes.append(("choice", E if y.stack.permutes_experts else _INDEX_BYTES * moe.top_k))
     if moe.normalised and (moe.correction_bias or not y.stack.permutes_experts):
         sizes += [("chosen probabilities", 4 * moe.top_k), ("their sum", 4)]
@@ -215,6 +229,25 @@ def _router(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str) -> Op[
         weights=tuple(weights), reads=(source,), saves=(replace(source, read_for="weight"), *kept), model_flops=flops,
         dtype=y.work.dtype, kernels=4, output_bytes=4 * T * E, role="router",
     )  # fmt: skip
+
+
+def _router_norm(y: Layout[X], moe: MoE, D: int, region: str) -> tuple[Tensor[X], ...]:
+    """Return what the router's own norm keeps, its scales of channels, and those of the chosen experts.
+
+    transformers 5.24.0 models/gemma4/modeling_gemma4.py Gemma4TextRouter; in fp32 its norm's input is the stream.
+    """
+    T, k = routed_tokens(y), moe.top_k
+    by_input = (
+        ("norm.fp32", 4 * D * (y.a < 4)),
+        ("norm.statistics", 4),
+        ("norm.mean squares", 4),
+        ("experts' scales", y.a * k),
+    )
+    by_weight = (("normalised", y.a * D), ("unscaled weights", 4 * k))
+    return (
+        *(Tensor(name=f"{region}.{name}", size_bytes=T * n, born=region, read_for="input") for name, n in by_input),
+        *(Tensor(name=f"{region}.{name}", size_bytes=T * n, born=region, read_for="weight") for name, n in by_weight),
+    )
 
 
 def _dispatch_tensors(
@@ -233,6 +266,8 @@ def _dispatch_tensors(
 
     if y.stack.permutes_experts:
         return (kept("routed weights", 4 * rows),), ()
+    if hands_all(y, moe):
+        return (kept("repeated", y.a * rows * e.D), kept("routed weights", y.a * rows)), ()
     orders = tuple(kept(part, _INDEX_BYTES * rows) for part in ("token of each row", "order by expert", "order back"))
     weights = kept("routed weights", (4 if moe.float_weights else y.work.weight_bytes) * rows)
     unscaled = Tensor(name=f"{name}.unscaled output", size_bytes=y.a * rows * e.D, born=f"{name}.experts")

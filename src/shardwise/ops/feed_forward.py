@@ -21,20 +21,32 @@ _MODULE_TENSORS: dict[str, tuple[str, ...]] = {
     "relu2": ("rectified",),
     "gelu-new": ("up", "half", "tanh", "one plus tanh"),
     "quick-gelu": ("up", "sigmoid"),
+    "xielu": ("up", "clamped", "expm1", "scaled", "chosen"),
+}
+
+# The same of gates and ups that are held within limits, beside both and the activated gate: transformers 5.24.0
+# models/gpt_oss/modeling_gpt_oss.py _apply_gate with a scaled gate, models/deepseek_v4 without.
+_CLAMPED_TENSORS = {
+    True: (("clamped gate", 1), ("sigmoid", 1), ("one plus up", 1)),
+    False: (("clamped gate", 1), ("clamped up", 1)),
 }
 
 
-def activation_tensors(y: Layout[X], m: MLP | MoE) -> tuple[tuple[str, int], ...]:
+def activation_tensors(y: Layout[X], m: MLP | MoE) -> tuple[tuple[str, float], ...]:
     """Return what an activation keeps for backward beside its output: names, and widths in units of F.
 
     Fused kernels keep their input, gate and up side by side; gated ones of PyTorch keep the activated gate too.
     """
     if m.gated:
-        fused = y.stack.activation == "fused" or in_one_function(y, m)
-        return (("up", 2),) if fused else (("up", 2), ("activated", 1))
+        if y.stack.activation == "fused" or in_one_function(y, m):
+            return (("up", 2),)
+        kept = (("up", 2), ("activated", 1))
+        if not isinstance(m, MoE) or not m.clamped or y.stack.permutes_experts or y.stack.experts_kernel:
+            return kept
+        return (*kept, *_CLAMPED_TENSORS[m.scaled_gate])
     by_modules = y.stack.norm == "eager"
     names = _MODULE_TENSORS.get(m.activation, ("up",)) if by_modules else ("up",)
-    return tuple((name, 1) for name in names)
+    return tuple((name, 1 / y.a if name == "chosen" else 1) for name in names)
 
 
 def in_one_function(y: Layout[X], m: MLP | MoE) -> bool:

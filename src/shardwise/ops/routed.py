@@ -112,6 +112,15 @@ def routed_tokens(y: Layout[X]) -> X:
     return divide(y.tokens, y.degrees.tp) if y.choices.layout == "1d" else y.tokens
 
 
+def hands_all(y: Layout[X], moe: MoE) -> bool:
+    """Return whether every expert multiplies every token: a class that does so, in training, as transformers runs it.
+
+    transformers 5.24.0 models/llama4/modeling_llama4.py Llama4TextMoe: tokens repeated for each expert, times scores
+    that are zero but for the chosen, into one batched product of all experts.
+    """
+    return moe.all_tokens and y.work.phase == "train" and y.stack.norm == "eager"
+
+
 def routed_rows(y: Layout[X], moe: MoE) -> X:
     """Return the rows that the busiest rank gets for the T tokens that each rank routes: T * k times its imbalance.
 
@@ -126,6 +135,8 @@ def routed_rows(y: Layout[X], moe: MoE) -> X:
     >>> [routed_rows(replace(y, work=one), m) for one in (y.work, tight, replace(tight, pad_to_capacity=True))]
     [126.0, 64, 64]
     """
+    if hands_all(y, moe):
+        return routed_tokens(y) * y.work.routed_share * moe.experts
     chosen = routed_tokens(y) * y.work.routed_share * moe.top_k
     if not y.work.capacity_factor:
         return chosen * y.work.imbalance

@@ -123,6 +123,7 @@ def moe(
         normalised=_normalised(config),
         float_weights=config.facts.float_weights,
         float_router=config.facts.float_router,
+        chosen_softmax=config.facts.chosen_softmax,
         shared=MLP(ffn=shared * ffn, gated=gated, activation=act_kind) if shared else None,
     )
 
@@ -198,6 +199,31 @@ def renormed(model: Architecture, norm: NormKind) -> Architecture:
     """Return the model with every norm of its residual stream of another kind."""
     made = {block: replace(block, norm=norm) for block in dict.fromkeys(model.layers)}
     return replace(model, layers=tuple(made[block] for block in model.layers), norm=norm)
+
+
+def written(model: Architecture, norm: NormKind) -> Architecture:
+    """Return the model with every plain RMSNorm as its class writes it."""
+    if norm == "rmsnorm":
+        return model
+    blocks = (*model.kinds, *model.mtp)
+    made = {block: _written(block, norm) for block in dict.fromkeys(blocks)}
+    layers, mtp = (tuple(made[block] for block in part) for part in (model.layers, model.mtp))
+    return replace(model, layers=layers, mtp=mtp, norm=_way(model.norm, norm))
+
+
+def _way(norm: NormKind, way: NormKind) -> NormKind:
+    return way if norm == "rmsnorm" else norm
+
+
+def _written(block: Block, way: NormKind) -> Block:
+    mixers = (
+        replace(m, qk_norm_kind=_way(m.qk_norm_kind, way)) if isinstance(m, Attention) and m.qk_norm != "none"
+        else replace(m, latent_norm=_way(m.latent_norm, way)) if isinstance(m, LatentAttention)
+        else m
+        for m in block.mixers
+    )  # fmt: skip
+    also, idle = (tuple(_written(one, way) for one in part) for part in (block.also, block.idle))
+    return replace(block, mixers=tuple(mixers), norm=_way(block.norm, way), also=also, idle=idle)
 
 
 def labels(config: Config, default: int = 2) -> int:

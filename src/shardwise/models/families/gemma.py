@@ -155,12 +155,12 @@ def _gemma4_ffn(config: Config, width: int, hidden: int) -> tuple[FeedForward, i
     if not config.flag("enable_moe_block"):
         config.accept("num_experts", "experts_per_token", "expert_ffn")
         return dense, 0, 0
-    experts = replace(parts.moe(config, act="gelu_pytorch_tanh"), shared=dense)
+    experts = replace(parts.moe(config, act="gelu_pytorch_tanh"), shared=dense, router_norm=True)
     return experts, 3, hidden + experts.experts
 
 
 ROWS: dict[str, FamilyRow] = {
-    "gemma3n_text": FamilyRow(gemma3n),
-    "gemma4_text": FamilyRow(gemma4, ClassFacts(normalised=True)),
-    "gemma4_unified_text": FamilyRow(gemma4, ClassFacts(normalised=True)),
+    "gemma3n_text": FamilyRow(gemma3n, ClassFacts(norm="rmsnorm-power")),
+    "gemma4_text": FamilyRow(gemma4, ClassFacts(normalised=True, float_weights=True, norm="rmsnorm-power")),
+    "gemma4_unified_text": FamilyRow(gemma4, ClassFacts(normalised=True, float_weights=True, norm="rmsnorm-power")),
 }

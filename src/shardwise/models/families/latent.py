@@ -274,7 +274,7 @@ def _with_rate(config: Config, base: CompressedAttention, kind: str) -> Compress
 
 
 ROWS: dict[str, FamilyRow] = {
-    "deepseek_v2": FamilyRow(deepseek, ClassFacts(normalised=False, float_router=True)),
+    "deepseek_v2": FamilyRow(deepseek, ClassFacts(normalised=False, float_weights=True, float_router=True)),
     "deepseek_v3": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
     "deepseek_v32": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
     "glm_moe_dsa": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
@@ -284,7 +284,7 @@ ROWS: dict[str, FamilyRow] = {
     "glm4_moe_lite": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
     "mistral4": FamilyRow(deepseek),
     "longcat_flash": FamilyRow(longcat_flash, ClassFacts(normalised=False, float_router=True)),
-    "deepseek_v4": FamilyRow(deepseek_v4, ClassFacts(normalised=True)),
+    "deepseek_v4": FamilyRow(deepseek_v4, ClassFacts(normalised=True, norm="rmsnorm-float")),
     "hy_v4": FamilyRow(hy_v4, ClassFacts(float_weights=True, float_router=True)),
     "glm5_next_text": FamilyRow(glm5_next, ClassFacts(float_weights=True, float_router=True)),
     "mistral_large4_text": FamilyRow(

@@ -77,7 +77,9 @@ def gpt_oss(config: Config) -> Architecture:
     """Return gpt-oss: biases everywhere, a sink for each head, every other layer windowed."""
     bias, number = config.flag("attention_bias", default=True), config.layers()
     core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), sinks=True)
-    experts = replace(parts.moe(config, "intermediate_size"), bias=True, router_bias=True, clamped=True)
+    experts = replace(
+        parts.moe(config, "intermediate_size"), bias=True, router_bias=True, clamped=True, scaled_gate=True
+    )
     window = config.size("window")
     kinds = parts.windows(config, number, ("sliding", "full"))
     layers = parts.build(kinds, lambda k: Block(mixers=(_windowed(core, k, window),), feed_forward=experts))
@@ -250,7 +252,7 @@ def llama4(config: Config) -> Architecture:
     if config.flag("use_qk_norm", default=True):
         core = replace(core, qk_norm="head", qk_norm_kind="rmsnorm-no-weight")
     experts = parts.moe(config, "intermediate_size")
-    experts = replace(experts, shared=MLP(ffn=experts.ffn, activation=experts.activation))
+    experts = replace(experts, shared=MLP(ffn=experts.ffn, activation=experts.activation), all_tokens=True)
     listed, step = config.indices("moe_layers"), config.size("interleave_moe_layer_step", default=1)
     sparse = [i in listed if listed is not None else (i + 1) % step == 0 for i in range(number)]
     dense: FeedForward = experts
@@ -301,11 +303,11 @@ ROWS: dict[str, FamilyRow] = {
     "mixtral": FamilyRow(mixtral, ClassFacts(normalised=True, float_weights=True)),
     "minimax_m2": FamilyRow(minimax_m2, ClassFacts(normalised=True, float_weights=True, joined_rotary=True)),
     "olmoe": FamilyRow(olmoe),
-    "flex_olmo": FamilyRow(olmoe),
+    "flex_olmo": FamilyRow(olmoe, ClassFacts(norm="rmsnorm-float")),
     "phimoe": FamilyRow(phimoe, ClassFacts(normalised=False)),
-    "gpt_oss": FamilyRow(gpt_oss, ClassFacts(normalised=False)),
-    "granitemoe": FamilyRow(granitemoe, ClassFacts(normalised=False)),
-    "granitemoeshared": FamilyRow(granitemoe, ClassFacts(normalised=False)),
+    "gpt_oss": FamilyRow(gpt_oss, ClassFacts(normalised=False, chosen_softmax=True, norm="rmsnorm-float")),
+    "granitemoe": FamilyRow(granitemoe, ClassFacts(normalised=False, chosen_softmax=True)),
+    "granitemoeshared": FamilyRow(granitemoe, ClassFacts(normalised=False, chosen_softmax=True)),
     "qwen2_moe": FamilyRow(qwen2_moe),
     "qwen3_moe": FamilyRow(qwen3_moe),
     "glm4_moe": FamilyRow(glm4_moe, ClassFacts(float_weights=True, float_router=True, joined_rotary=True)),
@@ -313,7 +315,7 @@ ROWS: dict[str, FamilyRow] = {
     "hy_v3": FamilyRow(hy_v3, ClassFacts(normalised=True, float_weights=True, float_router=True)),
     "solar_open": FamilyRow(solar_open, ClassFacts(float_weights=True, float_router=True)),
     "ernie4_5_moe": FamilyRow(ernie4_5_moe, ClassFacts(normalised=True, float_router=True)),
-    "hunyuan_v1_moe": FamilyRow(hunyuan_v1_moe, ClassFacts(normalised=True)),
+    "hunyuan_v1_moe": FamilyRow(hunyuan_v1_moe, ClassFacts(normalised=True, float_weights=True, float_router=True)),
     "llama4_text": FamilyRow(llama4, ClassFacts(normalised=False)),
     "dbrx": FamilyRow(dbrx, ClassFacts(normalised=True, fused_qkv=True)),
     "ernie4_5_vl_moe_text": FamilyRow(ernie4_5_vl_moe, ClassFacts(normalised=True, float_router=True)),

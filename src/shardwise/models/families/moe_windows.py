@@ -220,14 +220,14 @@ def _sparse(config: Config, number: int, first: int) -> list[bool]:
 
 
 ROWS: dict[str, FamilyRow] = {
-    "afmoe": FamilyRow(afmoe, ClassFacts(normalised=True)),
+    "afmoe": FamilyRow(afmoe, ClassFacts(normalised=True, float_weights=True, norm="rmsnorm-float")),
     "mimo_v2_flash": FamilyRow(mimo_v2_flash, ClassFacts(float_router=True, joined_rotary=True)),
     "step3p5": FamilyRow(step3p5, ClassFacts(normalised=True, joined_rotary=True)),
     "exaone_moe": FamilyRow(exaone_moe, ClassFacts(float_weights=True, float_router=True)),
     "mellum": FamilyRow(mellum),
     "granitemoe_swa": FamilyRow(granitemoe_swa, ClassFacts(normalised=False)),
     "cohere2_moe": FamilyRow(cohere2_moe),
-    "flint": FamilyRow(flint, ClassFacts(float_weights=True, float_router=True)),
+    "flint": FamilyRow(flint, ClassFacts(float_weights=True, float_router=True, norm="rmsnorm-float")),
     "kolibri1": FamilyRow(kolibri1, ClassFacts(float_weights=True, float_router=True)),
     "laguna": FamilyRow(laguna, ClassFacts(normalised=True, joined_rotary=True)),
 }

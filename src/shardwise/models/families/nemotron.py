@@ -128,5 +128,5 @@ def _mtp(config: Config, blocks: _Blocks) -> tuple[Block, ...]:
 
 
 ROWS: dict[str, FamilyRow] = {
-    "nemotron_h": FamilyRow(build, ClassFacts(float_router=True)),
+    "nemotron_h": FamilyRow(build, ClassFacts(float_router=True, norm="rmsnorm-float")),
 }

@@ -29,7 +29,7 @@ def minimax_m3(config: Config) -> Architecture:
     config.accept("num_mtp_layers")
     if config.has("num_mtp_layers"):
         config.note("multi-token-prediction modules of MiniMax-M3 are not counted: its files have none")
-    experts = replace(parts.moe(config, only="intermediate_size"), correction_bias=True, clamped=True)
+    experts = replace(parts.moe(config, only="intermediate_size"), correction_bias=True, clamped=True, scaled_gate=True)
     config.accept("ffn", "expert_ffn")
     act = experts.activation
     shared = MLP(ffn=config.size("shared_expert_ffn"), activation=act, fused_projection=True)

@@ -6,7 +6,7 @@ Source: the model classes of transformers 5.24.0, checked to the parameter by `t
 from __future__ import annotations
 
 from shardwise.models._architecture import Architecture, Block
-from shardwise.models._config import Config
+from shardwise.models._config import ClassFacts, Config
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
 from shardwise.models.families.moe import dense_beside
@@ -56,7 +56,7 @@ def voxtral_realtime(config: Config) -> Architecture:
 
 ROWS: dict[str, FamilyRow] = {
     "molmo2_text": FamilyRow(molmo2),
-    "deepseek_ocr2_text": FamilyRow(ocr),
-    "unlimited_ocr_text": FamilyRow(ocr),
+    "deepseek_ocr2_text": FamilyRow(ocr, ClassFacts(float_router=True)),
+    "unlimited_ocr_text": FamilyRow(ocr, ClassFacts(float_router=True)),
     "voxtral_realtime_text": FamilyRow(voxtral_realtime),
 }
