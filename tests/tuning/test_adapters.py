@@ -144,6 +144,25 @@ def test_layers_with_rarer_adapters_keep_their_exact_bytes(run: list[Any]) -> No
     assert tensor_bytes(keep(second.ops).kept) + (not turned) * rotary == second_bytes
 
 
+@pytest.mark.parametrize("run", golden("unusual")["kept"], ids=lambda run: "-".join(map(str, run[:4])))
+def test_adapters_in_unusual_families_keep_their_exact_bytes(run: list[Any]) -> None:
+    """What autograd keeps of the second layer, and the parameters that train, where norms, routers or limits differ."""
+    name, attention, method, words, trained, kept = run
+    model = model_from_config(golden("unusual")["configs"][name])
+    stack = find_stack("transformers" if attention == "sdpa" else "transformers-eager")
+    targets = {"all": ("attention", "mlp"), "attention": ("attention",), "": ()}[words]
+    job = Training(seq_len=1, global_batch=1, adapter=method, rank=0 if method == "ia3" else 8, targets=targets,
+                   adapter_precision="bf16")  # fmt: skip
+    tuning = tuning_of(job, stack, model.family)
+    assert tuning is not None
+    assert sum(trainable_parameters(model, tuning).values()) == trained
+    plain = on_cpu(layout({"B": 2, "S": 256}, stack.name))
+    second = flow(block_ops(lay_out(plain.degrees, plain.work, replace(plain.choices, tuning=tuning)),
+                            model.layers[1], model.hidden))  # fmt: skip
+    freed = tensor_bytes([t for op in second.ops for t in op.saves if t.fleeting])
+    assert tensor_bytes(keep(second.ops).kept) + freed == kept
+
+
 @pytest.mark.parametrize("run", golden("rarer")["counts"], ids=lambda run: "-".join(map(str, run[:3])))
 def test_as_many_parameters_of_rarer_adapters_train_as_peft_says(run: list[Any]) -> None:
     """Those of layers and those that all layers share, by the defaults of peft's configurations."""
