@@ -105,9 +105,39 @@ def test_requests_that_come_at_once_wait_for_the_api_server_to_prepare_them_all(
     each = "; api_server_seconds=0.01"
     path = rows(tmp_path, once, once + each, apart, apart + each, rate, rate + each)
     burst, waited, alone, prepared, served, held_up = predicted(path)
-    assert waited - burst == pytest.approx(100 * 0.01)
+    together = 99 * 1.0e-3 + 31 * 1000 * 3.6e-6
+    assert waited - burst == pytest.approx(100 * 0.01 - together)
     assert prepared - alone == pytest.approx(0.01)
-    assert 100 / held_up - 100 / served == pytest.approx(100 * 0.01)
+    assert 100 / held_up - 100 / served == pytest.approx(100 * 0.01 - together)
+
+
+@pytest.mark.parametrize(
+    ("engine", "release", "rush"),
+    [
+        ("vllm", "0.15.0", 39 * 1.0e-3 + 31 * 3.6e-3),
+        ("vllm", "0.33.0", 39 * 1.0e-3),
+        ("trtllm", "1.2.0", 0.0),
+        ("sglang", "0.5.9", 0.0),
+    ],
+)
+def test_first_requests_of_users_wait_for_each_other_in_the_api_server(
+    engine: str, release: str, rush: float, tmp_path: Path
+) -> None:
+    """Of 400 requests of 40 users a tenth come together: vLLM takes all, and read 32 prompts at a time until 2026-06.
+
+    Half of the requests wait for nobody; the server's own times have nothing of it.
+    """
+    line = "|0.05|s|40||num_requests=400; lengths=fixed"
+    server = f"{line}; server-side times (before HTTP)"
+    path = rows(
+        tmp_path, *(f"{name}{notes}" for name in ("ttft", "request_latency", "ttft_p50") for notes in (line, server))
+    )
+    path.write_text(path.read_text(encoding="utf-8").replace("vllm,0.15.0", f"{engine},{release}"), encoding="utf-8")
+    first, at_server, whole, whole_at_server, half, half_at_server = predicted(path)
+    client = 6.5e-3 + 1000 * 3.6e-6
+    assert first - at_server - client == pytest.approx(rush / 10)
+    assert whole - whole_at_server - client == pytest.approx(rush / 10)
+    assert half - half_at_server == pytest.approx(client, abs=0.1 * rush + 1e-9)
 
 
 def test_constant_arrivals_of_inference_perf_are_drawn(tmp_path: Path) -> None:

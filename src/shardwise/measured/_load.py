@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from shardwise.hardware import Lookup, build_cluster
 from shardwise.measured._at_once import as_run
 from shardwise.measured._comparison import Prediction
+from shardwise.measured._reading import prepared_seconds, seen_seconds, waited_together
 from shardwise.measured._record import Record, read, refuse
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.records import replace
@@ -298,7 +299,7 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
     metric, quantile = metric_of(record)
     if not report.requests:
         raise refuse("model", record.text("model"), "does not fit with one request of the run")
-    prepared = _prepared_seconds(record, report)
+    prepared = prepared_seconds(record, report)
     if not quantile:
         rate, prompts = report.output_tokens_per_second, sum(r.input_tokens for r in report.requests)
         value = {
@@ -307,12 +308,13 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
             "request_throughput": report.requests_per_second,
             "total_tokens_per_second": rate + prompts / report.span_seconds,
         }[metric]
+        prepared += waited_together(record, report)
         value *= report.span_seconds / (report.span_seconds + prepared)
     else:
         # A full cache bounds what is served; latencies are those of whoever waits for it.
         if report.workload.arrivals.kind == "closed":
             _check_cache(report)
-        value = report.latencies[metric][quantile]
+        value = seen_seconds(record, report, metric, quantile)
         if metric in ("ttft", "e2e"):
             value += prepared
             if "server-side" not in record.text("notes"):
@@ -329,16 +331,6 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
         # Of tails one counts: the farthest.
         conditions=known if headline and quantile not in ("p90", "p95") else None,
     )
-
-
-def _prepared_seconds(record: Record, report: ServeReport) -> float:
-    """Return the seconds of a row's API server before a request reaches the engine, none where the notes say nothing.
-
-    One process prepares the requests one after another. Of those that come at once it prepares all before it hands any
-    over: each waits for all of them.
-    """
-    each = record.noted("api_server_seconds")
-    return each * (len(report.requests) if report.workload.arrivals.kind == "burst" else 1)
 
 
 def _client_seconds(record: Record, tokens: float) -> float:

@@ -95,6 +95,9 @@ class Policy:
     """The sequences at once are those of all its batches together; else each takes its part of them."""
     batches_ahead: int = 0
     """Batches that are made before one of those in the stages has ended."""
+    read_together: int = 0
+    """Prompts that the API server has its tokenizer read at a time, of requests that come together, all of which it
+    takes before it hands on the first; 0: it hands on each as it is read."""
     transfer: Literal["prompt", "chunk"] = "prompt"
     """What of a prompt is sent to the decode pool after it was computed: all of it, or its last chunk."""
 
@@ -168,8 +171,30 @@ def client_seconds(tokens: float) -> float:
     >>> round(client_seconds(1000), 4)
     0.0101
     """
-    client = _table()["client"]
-    return float(client["seconds"] + client["token_seconds"] * tokens)
+    return float(_table()["client"]["seconds"]) + reading_seconds(tokens)
+
+
+def reading_seconds(tokens: float) -> float:
+    """Return what a tokenizer takes to read a prompt of so many tokens.
+
+    >>> round(reading_seconds(1000), 4)
+    0.0036
+    """
+    return float(_table()["client"]["token_seconds"] * tokens)
+
+
+def rush_seconds(requests: int, tokens: float, together: int) -> float:
+    """Return what requests that come together wait for each other, with prompts of so many tokens, in an API server.
+
+    It takes all before it hands on the first, and its tokenizer reads so many prompts at a time.
+
+    >>> [round(rush_seconds(64, 1000, together), 4) for together in (0, 1, 32)]
+    [0.0, 0.063, 0.1746]
+    """
+    if not together:
+        return 0.0
+    before_others = float(_table()["client"]["request_seconds"]) * (requests - 1)
+    return before_others + reading_seconds(tokens) * (min(requests, together) - 1)
 
 
 def limits_of(engine: str, device: Device, offline: bool = False) -> SchedulerLimits:
