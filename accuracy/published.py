@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from accuracy.files import read, shipped
 from accuracy.kernels import KERNELS
+from accuracy.trtllm_bench import tuned
 from shardwise import TrainingOptions, train
 from shardwise.cost import rates_of
 from shardwise.measured import (
@@ -233,7 +234,10 @@ class PublishedInference(InferenceRows):
 
     def completed(self, record: Record, context: Context) -> Record:
         """Return a row with what its source documents elsewhere."""
-        return with_limit(completed(record, entries_of(context)))
+        row = with_limit(completed(record, entries_of(context)))
+        if "limits" not in row.notes:
+            return row
+        return tuned(row, context.model_of(row), context.device(row.text("device"))[0])
 
     def model(self, record: Record, model: Model, tp: int) -> Model:
         """Return a row's model as its engine runs it on so many ranks."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from accuracy.published import completed, documented, padded, with_limit
+from accuracy.trtllm_bench import tuned
 from measured_rows import INFERENCE
 from measured_rows import published as only
 from shardwise.errors import InputError
@@ -349,3 +350,26 @@ def test_what_a_published_recipe_runs_at_once_is_known(users: str, sequences: in
     assert found.noted("max_num_seqs") == sequences
     assert any("srt-slurm" in note for note in found.assumed) == (sequences > 0)
     assert not with_limit(Record({**row, "serving_mode": "online"})).noted("max_num_seqs")
+
+
+@pytest.mark.parametrize(
+    ("changed", "sequences", "tokens"),
+    [
+        ({}, "640", "2048"),
+        ({"output_tokens": "100"}, "1024", "11264"),
+        ({"tp": "4", "num_gpus": "4", "pp": "2"}, "4096", "4096"),
+        ({"notes": ""}, "", ""),
+        ({"weight_dtype": "mxfp4"}, "", ""),
+    ],
+)
+def test_trtllm_bench_sets_limits_by_the_lengths_of_its_requests(
+    changed: dict[str, str], sequences: str, tokens: str
+) -> None:
+    """8 GB of fp8 weights leave 0.95 of 77 GB, 65,536 bytes a token: 557 requests of 2,000 tokens are 640 by 128s."""
+    row = {
+        "engine": "trtllm", "engine_version": "1.0", "weight_dtype": "fp8", "tp": "1", "pp": "1", "attention_dp": "",
+        "input_tokens": "1000", "output_tokens": "1000", "notes": "limits=trtllm-bench",
+    }  # fmt: skip
+    device = find_device("h100-sxm-80gb").device
+    found = tuned(Record({**row, **changed}), Model.load("llama-3.1-8b"), device)
+    assert (found.text("batch"), found.text("max_num_batched_tokens")) == (sequences, tokens)
