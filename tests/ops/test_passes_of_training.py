@@ -160,5 +160,8 @@ def test_rows_that_torchtitan_brings_to_experts_by_index_are_read_and_written_st
     steps = [found[name] for name in ("mlp.dispatch", "mlp.weighted", "mlp.combine")]
     assert [(op.forward_bytes / values, op.backward_bytes / values) for op in steps] == [(12, 28), (20, 36), (10, 14)]
     assert [kind_of(op) for op in steps] == ["permute", "eager", "permute"]
+    # The gradient of a weight needs its row as the product read it: in fp32, 4 bytes a value, where it was cast for it.
+    for at, size in ((found, 4), (plain, 2)):
+        assert [t.size_bytes / values for t in at["mlp.combine"].saves if "unscaled" in t.name] == [size]
     assert "mlp.weighted" not in plain
     assert [plain[name].forward_bytes / values for name in ("mlp.dispatch", "mlp.combine")] == [8, 8]

@@ -251,9 +251,9 @@ def _router_norm(y: Layout[X], moe: MoE, D: int, region: str) -> tuple[Tensor[X]
 
 
 def _dispatch_tensors(
-    y: Layout[X], moe: MoE, e: Experts[X], name: str
+    y: Layout[X], moe: MoE, e: Experts[X], name: str, width: float
 ) -> tuple[tuple[Tensor[X], ...], tuple[Tensor[X], ...]]:
-    """Return what bringing rows to experts and back keeps: at dispatch, at combine.
+    """Return what bringing rows to experts and back keeps, scaled in so many bytes a value: at dispatch, at combine.
 
     Transformers keeps three int64 orders of the T * k rows and the offsets of the groups, and scales the experts'
     outputs, so that those are kept with their weights. Megatron-LM applies the weights before the second GEMM: it
@@ -270,14 +270,15 @@ def _dispatch_tensors(
         return (kept("repeated", y.a * rows * e.D), kept("routed weights", y.a * rows)), ()
     orders = tuple(kept(part, _INDEX_BYTES * rows) for part in ("token of each row", "order by expert", "order back"))
     weights = kept("routed weights", (4 if moe.float_weights else y.work.weight_bytes) * rows)
-    unscaled = Tensor(name=f"{name}.unscaled output", size_bytes=y.a * rows * e.D, born=f"{name}.experts")
+    unscaled = Tensor(name=f"{name}.unscaled output", size_bytes=width * rows * e.D, born=f"{name}.experts")
     return (*orders[:2], kept("group offsets", zero + 4 * moe.experts)), (unscaled, weights, orders[2])
 
 
 def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], tuple[Op[X], ...]]:
     """Return dispatch and combine: T * k rows over the expert-parallel ranks, gathered over the expert-tensor ranks.
 
-    Where nothing fuses them, the weights of the rows are multiplied with ahead of the combine.
+    Where nothing fuses them, the weights of the rows are multiplied with ahead of the combine, which keeps the rows in
+    fp32, as they were cast for it.
 
     The busiest rank, with the rows of its experts, decides when the exchange ends.
     Source: Megatron-LM core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher.
@@ -301,13 +302,14 @@ def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
         axis="etp", verb="all_gather", size_bytes=arrived, tensor="routed tokens", shape=(rows * y.degrees.etp, e.D)
     )
     scatter = replace(gather, verb="reduce_scatter", tensor="expert outputs")
-    sent, back = _dispatch_tensors(y, moe, e, name)
     # Rows are read and written once to gather them by rank and, where a rank has several experts, once to sort them;
     # kernels that send a token once read it where it is (core/transformer/moe/fused_a2a.py, DeepEP and HybridEP).
     passes = 4 if y.work.phase == "train" and not fanout else 2
+    indexed = y.stack.experts == "indexed" and passes == 4
+    sent, back = _dispatch_tensors(y, moe, e, name, 4 if indexed else y.a)
     moved = added = (passes * size, passes * size)
     weighted: tuple[Op[X], ...] = ()
-    if y.stack.experts == "indexed" and passes == 4:
+    if indexed:
         values = rows * e.D
         moved, wide, added = ((size * f + fw * values, size * b + bw * values) for (f, fw), (b, bw) in _INDEXED)
         weighted = (memory_op(y, f"{name}.weighted", name, wide, kernels=3, role="steps"),)
@@ -337,7 +339,7 @@ def _gathered_exchange(y: Layout[X], e: Experts[X], moe: MoE, name: str) -> tupl
     there = gather, wider
     back = tuple(replace(c, verb="reduce_scatter", tensor="expert outputs") for c in reversed(there))
     everywhere, picked = y.a * T * ep * etp * e.D, y.a * e.rows * e.D
-    sent, kept = _dispatch_tensors(y, moe, e, name)
+    sent, kept = _dispatch_tensors(y, moe, e, name, y.a)
     # Picking reads the rows of its experts and writes them; putting them back adds them to a tensor of all tokens.
     moved = (2 * picked, 2 * picked + everywhere)
     dispatch = memory_op(y, f"{name}.dispatch", name, moved, forward=there, backward=back, saves=sent, kernels=2,
