@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fuzz.read_alone import READ_ALONE, SERVED_ALONE
 from shardwise.answers import _commands
 from shardwise.answers._flags import Command, Flag
 from shardwise.cli import main
@@ -464,6 +465,15 @@ def launched(random: random.Random) -> Input:
     return Input(_with_json(random, start.split()), files)
 
 
+def alone(random: random.Random) -> Input:
+    """Return a file of a system whose files are read and never written, with mistakes."""
+    name = random.choice(sorted(READ_ALONE))
+    files = {name: _encoded(random, _mutated(random, READ_ALONE[name]))}
+    asked = "infer --on 8xh100" if name in SERVED_ALONE else "train --on 8xh100 --micro-batch 1"
+    start = f"import {name}" if random.random() < READ else f"{asked} --from {name}"
+    return Input(_with_json(random, start.split()), files)
+
+
 _VLLM_RESULT = {"input_lens": [9, 300, 70], "output_lens": [5, 60, 7], "start_times": [1.0, 1.5, 2.0]}
 _GUIDELLM = {"request_start_time": 1.0, "prompt_tokens": 100, "output_tokens": 20, "start_time": 1.0}
 _PERF = [{"start_time": 1.0, "error": None, "info": {"input_tokens": 100, "output_tokens": 20}}] * 3
@@ -576,7 +586,7 @@ def streams(random: random.Random) -> Input:
 KINDS: dict[str, tuple[Callable[[random.Random], Input], int]] = {
     "words": (words, 5), "script": (script, 4), "config": (config, 5), "settings": (settings, 3), "case": (case, 3),
     "cluster": (cluster, 2), "measurements": (measurements, 1), "streams": (streams, 1), "launched": (launched, 4),
-    "load": (load, 2),
+    "load": (load, 2), "alone": (alone, 3),
 }  # fmt: skip
 """Each kind of input with how often it is drawn."""
 

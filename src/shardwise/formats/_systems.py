@@ -5,7 +5,7 @@ SYSTEMS = (
     "trl", "transformers", "fsdp", "torchtitan", "megatron",
 )  # fmt: skip
 """Trainers whose files are read and written, in the order in which they are asked; the last takes any script."""
-READ_ONLY = ("peft", "primus", "swift", "openrlhf", "slime", "roll")
+READ_ONLY = ("unsloth", "peft", "primus", "swift", "openrlhf", "slime", "roll")
 """What is read, and written by none: asked before the others."""
 SERVERS = {
     "vllm": "vllm",
