@@ -99,6 +99,25 @@ def test_the_nearest_change_fits_where_it_is_typed(words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "train qwen3-8b --on 4xrtx-4090 --global-batch 64 --seq-len 8192",
+        "train qwen3-8b --on rtx-4090 --global-batch 8 --stack unsloth --adapter lora --offload none --micro-batch 8",
+    ],
+)
+def test_savers_together_take_what_is_said_beside_the_line_under_again(words: str) -> None:
+    """Another framework that a saver brings has its own precision there, and what was kept nowhere stays so."""
+    done = run(*words.split())
+    again = shlex.split(done.out.split("AGAIN\n")[1].replace("\\\n", " "))[1:]
+    for one in run(*words.split(), "--json").tree["proposals"]:
+        flags = one["flags"].split()
+        names = {word for word in flags if word.startswith("--")}
+        kept = [word for name, word in zip(["", *again], again, strict=False) if not {name, word} & names]
+        tree = run(*kept, *flags, "--json").tree
+        assert (tree["device_bytes"], tree["step_seconds"]) == (one["device_bytes"], one["step_seconds"])
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         (("llama-3.1-70b", "--on", "16xh100"), "`shardwise plan train` tries every plan"),

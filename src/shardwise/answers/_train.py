@@ -86,8 +86,9 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
         "precision": report.case.recipe.precision.name,
         "stack": report.case.stack.name,
     }
-    if report.tuning is not None and not job.precision:
-        # A framework's own beside frozen weights may be no recipe that a word names: stated, it would be another.
+    if not job.precision:
+        # The framework's own: stated, it would stay where a change that NEXT tells brings another framework's, and
+        # beside frozen weights it may be no recipe that a word names.
         del fixed["precision"]
     if plan.vpp > 1:
         fixed["schedule"] = plan.schedule

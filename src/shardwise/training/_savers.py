@@ -104,13 +104,13 @@ def split_changes(changes: FieldChanges) -> tuple[FieldChanges, FieldChanges, Fi
 def flags_of(changes: FieldChanges) -> str:
     """Return changes as the flags that make them.
 
-    >>> flags_of({"offload": ("optimizer", "gradients"), "updates_in_backward": True})
-    '--offload optimizer,gradients --optimizer-in-backward'
+    >>> flags_of({"offload": ("optimizer", "gradients"), "updates_in_backward": True}), flags_of({"offload": ()})
+    ('--offload optimizer,gradients --optimizer-in-backward', '--offload none')
     """
     flags = []
     for name, value in changes.items():
         flag = "--" + _FLAGS.get(name, name).replace("_", "-")
-        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        text = (",".join(value) or "none") if isinstance(value, tuple) else str(value)
         flags.append(flag if value is True else f"{flag} {text}")
     return " ".join(flags)
 
