@@ -13,7 +13,8 @@ _QUANTITY = re.compile(r"([-+]?(?:\d[\d_,]*(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?)(?:\s
 # Commas part thousands: elsewhere one is a decimal point in many languages, and 8,8 would be read as 88.
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(?![\d_,])", re.ASCII)
 _MOST_DIGITS = 400  # a float of 64 bits written out in full has fewer
-_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+SECONDS_A_DAY = 86400.0
+_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": SECONDS_A_DAY, "": 1.0}
 
 
 def _fail(field: str, text: str, rule: str, remedy: str) -> InputError:
@@ -154,7 +155,7 @@ def show_seconds(value: float) -> str:
     ('12.30 ms', '2.00 h', '4.00 us')
     """
     size = abs(value)
-    for unit, scale in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+    for unit, scale in (("d", SECONDS_A_DAY), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if size >= scale * (2 if unit in ("d", "h", "min") else 1):
             return f"{value / scale:.2f} {unit}"
     return "0 s" if value == 0 else f"{value / 1e-9:.2f} ns"

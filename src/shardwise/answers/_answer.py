@@ -63,6 +63,8 @@ def whole_bytes(tree: Any, inside: bool = False) -> Any:
 
 UNWRITTEN = 74
 """Exit status of an answer that could not be written: EX_IOERR of BSD's sysexits.h."""
+INTERRUPTED = 130
+"""Exit status of a search or a command that was interrupted: 128 and the number of SIGINT, as shells say it."""
 
 
 def emit(text: str, status: int) -> int:

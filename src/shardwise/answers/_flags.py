@@ -223,10 +223,10 @@ def cluster_flags() -> dict[str, Flag]:
 @cache
 def model_flags() -> dict[str, Flag]:
     """Return the flags that override fields of the model, and those of a model from its sizes alone."""
-    from shardwise.models import FIELDS, SIZE_FIELDS
+    from shardwise.models import FIELDS, MOST_LAYERS, SIZE_FIELDS
 
     def kind(f: ConfigField) -> Converter:
-        most = 10_000 if f.name == "num_layers" else k.MOST_WHOLE
+        most = MOST_LAYERS if f.name == "num_layers" else k.MOST_WHOLE
         if f.kind is bool:
             return k.SWITCH
         return k.SHARE_OF if f.kind is float else k.whole(0, most)

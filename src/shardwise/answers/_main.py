@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise._version import __version__
-from shardwise.answers._answer import UNWRITTEN, OutputClosed, emit, print_error, stop_when_closed
+from shardwise.answers._answer import INTERRUPTED, UNWRITTEN, OutputClosed, emit, print_error, stop_when_closed
 from shardwise.answers._run import answer, asks_for_json
 from shardwise.errors import InputError, Problem, bounded
 
 BAD_INPUT = 2
 FAULT = 70
-INTERRUPTED = 130
 MOST_PROBLEMS = 100
 SCHEMA = 1
 

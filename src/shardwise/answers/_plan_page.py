@@ -16,7 +16,7 @@ from shardwise.plans import Plan
 from shardwise.plans.laws import stack_problems
 from shardwise.records import replace
 from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TiedPlan, runners_up
-from shardwise.units import show_bytes, show_seconds, show_usd
+from shardwise.units import SECONDS_A_DAY, show_bytes, show_seconds, show_usd
 
 if TYPE_CHECKING:
     from shardwise.search import FrontPlan, ServingResult, TrainingResult
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FRONT = 8
 _LIMITS: dict[str, Callable[[float], str]] = {
     "max_step_seconds": lambda v: f"a step up to {show_seconds(v)}",
-    "max_run_seconds": lambda v: f"a run up to {v / 86400:,.1f} days",
+    "max_run_seconds": lambda v: f"a run up to {v / SECONDS_A_DAY:,.1f} days",
     "max_usd": lambda v: f"a run up to {show_usd(v)}",
     "min_free_bytes": lambda v: f"{show_bytes(v)} free on every device",
 }
@@ -305,7 +305,7 @@ def _around(result: TrainingResult, report: TrainReport) -> str:
 
 def _run_cells(report: TrainReport) -> tuple[str, str]:
     """Return days and dollars of the whole run."""
-    days = f"{report.training_seconds / 86400:,.1f}"
+    days = f"{report.training_seconds / SECONDS_A_DAY:,.1f}"
     return days, "-" if report.usd is None else show_usd(report.usd)[1:]
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case, _precision
-from shardwise.answers._answer import Answer, is_terminal, print_error
+from shardwise.answers._answer import INTERRUPTED, Answer, is_terminal, print_error
 from shardwise.answers._described import describe_placed
 from shardwise.answers._files import command_words, save_best
 from shardwise.answers._inputs import Inputs
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from shardwise.plans import Stack
     from shardwise.search import SearchOptions, SearchSpace, SearchTask, TrainingResult
     from shardwise.training import TrainReport
-
-INTERRUPTED = 130
 
 
 def space_of(inputs: Inputs, num_devices: int, jobs: Mapping[str, Any] = MappingProxyType({})) -> SearchSpace:

@@ -19,7 +19,7 @@ from shardwise.answers._value_lists import on_count
 from shardwise.errors import InputError, Problem, near
 from shardwise.plans.fields import meant
 from shardwise.records import dataclass
-from shardwise.units import show_bytes, show_seconds, significant
+from shardwise.units import SECONDS_A_DAY, show_bytes, show_seconds, significant
 
 _DEVICES = "devices"
 
@@ -84,7 +84,7 @@ HEADLINES: dict[str, tuple[Headline, ...]] = {
         Headline("step_seconds", "step", show_seconds, _of("step_seconds")),
         Headline("tokens_per_second_per_gpu", "tokens/s/dev", _number, _of("tokens_per_second_per_gpu")),
         Headline("mfu", "MFU", _share, _of("mfu")),
-        Headline("days", "days", _number, lambda r: r.training_seconds / 86400 if r.job.run_tokens else None),
+        Headline("days", "days", _number, lambda r: r.training_seconds / SECONDS_A_DAY if r.job.run_tokens else None),
         Headline("usd", "$", _number, lambda r: r.usd if r.job.run_tokens else None),
         Headline("usd_per_million_tokens", "$/M", _number, _usd_per_million),
     ),

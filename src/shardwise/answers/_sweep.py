@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise._version import __version__
 from shardwise.answers import _commands, _plan_infer, _plan_train
-from shardwise.answers._answer import Answer, is_terminal, print_error
+from shardwise.answers._answer import INTERRUPTED, Answer, is_terminal, print_error
 from shardwise.answers._files import read_case
 from shardwise.answers._flags import FROM, Command
 from shardwise.answers._from import take
@@ -248,7 +248,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
     work = StudyTask(asked, _Rows((task, top), inputs.get("catalogue", "")))
     folder = StudyFolder(Path(inputs.values["out"]))
     result = run_study(work, folder, _executor(inputs, len(asked)), _progress(len(asked)))
-    status = 130 if result.left else _status([row["rank"] for row in result.rows])
+    status = INTERRUPTED if result.left else _status([row["rank"] for row in result.rows])
     headlines = ("step_seconds", "usd_per_million_output_tokens", "request_seconds")
     headline = next((name for name in headlines if any(row.get(name) for row in result.rows)), "value")
 

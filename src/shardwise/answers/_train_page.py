@@ -26,7 +26,7 @@ from shardwise.answers._train_tree import peak_parts, step_tree
 from shardwise.plans import OBJECTIVES
 from shardwise.records import replace
 from shardwise.training import Change, TrainReport, TuningSummary, leaner
-from shardwise.units import counted, show_bytes, show_count, show_hours, show_seconds, show_usd
+from shardwise.units import SECONDS_A_DAY, counted, show_bytes, show_count, show_hours, show_seconds, show_usd
 
 _MEMORY = {
     "weights": ("weights", FULL, "blue"),
@@ -309,7 +309,7 @@ def days(seconds: float) -> str:
     >>> days(86400 * 2509.7), days(86400 * 12.34), days(7200)
     ('2,510 days', '12.3 days', '2.00 h')
     """
-    count = seconds / 86400
+    count = seconds / SECONDS_A_DAY
     if count < 2:
         return show_seconds(seconds)
     return f"{count:,.0f} days" if count >= 100 else f"{count:.1f} days"

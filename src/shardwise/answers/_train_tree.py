@@ -23,6 +23,7 @@ from shardwise.training import (
     resident_pages,
     slowest_stage,
 )
+from shardwise.units import SECONDS_A_DAY
 
 # A difference of two sums keeps some 1e-16 of them; a part that counts is far above this.
 RESIDUE = 1e-9
@@ -62,7 +63,7 @@ def train_tree(report: TrainReport, risk: float = 0.0) -> dict[str, Any]:
         "interval": interval_tree(report),
         "evidence": evidence_tree(report),
         "goodput": report.goodput,
-        "days": report.training_seconds / 86400 if asked else None,
+        "days": report.training_seconds / SECONDS_A_DAY if asked else None,
         "device_hours": report.device_hours if asked else None,
         "usd": report.usd if asked else None,
         "model": report.case.model.name,

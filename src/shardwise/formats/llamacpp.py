@@ -18,7 +18,7 @@ from shardwise.formats._exported import Exported
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import PLAIN, Asked, Deployment, Words, check, refuse, written
 from shardwise.hardware import find_device
-from shardwise.models import load_model, namesake
+from shardwise.models import MOST_LAYERS, load_model, namesake
 from shardwise.serving import InferReport, find_engine, format_names, launched_engine, step_tokens_of
 
 STARTS = r"(\bllama-server|\bllama\.cpp\S*[/:]server\S*|(^|\s)\./server)(?=\s|$)"
@@ -27,7 +27,6 @@ _CACHES = {"f32": "fp32", "f16": "", "bf16": "bf16", "q8_0": "int8", "q4_0": "in
 _SPLITS = {"none": "split_none", "row": "split_rows", "tensor": "split_tensors"}
 _USUAL = "q4_k_m"
 _USUAL_SLOTS = 4
-_EVERY = 10_000  # more layers than a model has
 # Patterns that send the experts of every layer to the host: no number of a layer stands in them.
 _ALL_EXPERTS = re.compile(r"[^0-9,]*exps[^0-9,]*=CPU")
 
@@ -218,7 +217,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     experts = line.whole("--n-cpu-moe")
     moved = line.word("--override-tensor")
     if "--cpu-moe" in line.values or _ALL_EXPERTS.fullmatch(moved):
-        experts = _EVERY
+        experts = MOST_LAYERS
     elif moved:
         line.assumed.append(
             f"--override-tensor {moved} moves nothing: whole experts of all layers alone are read of it"

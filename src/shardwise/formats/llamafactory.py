@@ -16,7 +16,7 @@ from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, ta
 from shardwise.formats._launch import started
 from shardwise.formats._words import words_of
 from shardwise.formats.megatron._beside import plan_beside
-from shardwise.models import Model
+from shardwise.models import MOST_LAYERS, Model
 from shardwise.plans import (
     OBJECTIVES,
     OFT_BLOCK,
@@ -207,7 +207,7 @@ def unfrozen(keys: Keys, under: str = "") -> tuple[str, ...]:
     """
     count = keys.raw(f"{under}freeze_trainable_layers")
     count = 2 if count is None else count
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 < abs(count) < 10_000:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < abs(count) < MOST_LAYERS:
         rule = "must be a number of layers, negative for the first"
         keys.fail(f"{under}freeze_trainable_layers", rule, "write for example 2")
         count = 2

@@ -13,7 +13,7 @@ from shardwise.errors import InputError
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
-from shardwise.models import MLP, Attention, Block, Model, MoE, catalogue, model_from_config
+from shardwise.models import MLP, MOST_LAYERS, Attention, Block, Model, MoE, catalogue, model_from_config
 from shardwise.plans import Plan, Schedule, Stack, Training, find_stack
 from shardwise.records import replace
 
@@ -27,7 +27,6 @@ _MOE = {
     "moe_intermediate_size": ("moe_intermediate_size", 1408),
     "shared_expert_intermediate_size": ("shared_expert_intermediate_size", 5632),
 }  # fmt: skip
-_MOST_LAYERS = 10_000
 _LAYERS = ("is_llama_config", "is_qwen2_config")
 # config/models_config.py LlamaConfig and Qwen2Config
 _USUAL = {
@@ -159,7 +158,7 @@ def _routed(keys: Keys, sizes: Mapping[str, Any], biased: bool) -> dict[str, Any
     if not sizes.get("is_qwen2_config"):
         keys.fail(_EXPERTS + "num_experts", "is of Qwen2's layers alone", "set is_qwen2_config: true")
     layers, count = keys.raw(_EXPERTS + "layers"), keys.whole(_CONFIG + "num_hidden_layers") or 32
-    every = range(min(count, _MOST_LAYERS))
+    every = range(min(count, MOST_LAYERS))
     dense = [layer for layer in every if isinstance(layers, list) and layers != [-1] and layer not in layers]
     if (keys.whole(_P + "expert_parallel_size") or 1) > 1:
         keys.fail(_P + "expert_parallel_size", "sends no token to another rank: nanotron has no dispatch", "use 1")

@@ -14,7 +14,7 @@ from shardwise.errors import InputError, Known, Problem
 from shardwise.files import read_csv_text, read_json
 from shardwise.hardware import Cluster, Device, Fact, Lookup, build_cluster, device_names, find_device
 from shardwise.measured._frameworks import engine_table
-from shardwise.measured._record import Record, network_words, read
+from shardwise.measured._record import MOST, Record, network_words, read
 from shardwise.models import Model, find_model, load_model, model_from_config, namesake, unwrap
 from shardwise.records import replace
 
@@ -225,7 +225,7 @@ def _figures(row: Mapping[str, str]) -> dict[str, float]:
             value = float(row.get(column, "") or "nan")
         except ValueError:
             continue
-        if 0 < value < 1e24:
+        if 0 < value < MOST:
             values[field] = value
     for one, other in (("matrix_flops.bf16", "matrix_flops.fp16"),):
         if one in values and other not in values and "tpu" not in row.get("device", ""):

@@ -15,7 +15,8 @@ from shardwise.errors import InputError, Problem
 from shardwise.files import own_table
 from shardwise.records import dataclass
 
-_MOST = 1e24
+MOST = 1e24
+"""What a cell may say at most, of whatever unit."""
 _SCALE = {"": 1, "k": 2**10, "m": 2**20}
 
 
@@ -87,7 +88,7 @@ class Record:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not 0 <= value < _MOST:
+        if not 0 <= value < MOST:
             raise InputError([Problem(name, text[:40], "is not a finite number of at least 0", "correct the cell")])
         return value
 
@@ -139,7 +140,7 @@ class Record:
             value = float(words[0]) if words else 0.0
         except ValueError:
             return 0.0
-        return value if 0 <= value < _MOST else 0.0
+        return value if 0 <= value < MOST else 0.0
 
 
 @cache

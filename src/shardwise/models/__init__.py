@@ -11,6 +11,7 @@ from shardwise.models._architecture import (
     MoE,
     Projection,
 )
+from shardwise.models._config import MOST_LAYERS
 from shardwise.models._fields import FIELDS, SIZE_FIELDS, ConfigField
 from shardwise.models._importer import unwrap
 from shardwise.models._kept import State, TokenCache

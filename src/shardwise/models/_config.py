@@ -21,6 +21,7 @@ DROPOUTS = (
     *("attn_dropout", "resid_dropout", "embed_dropout"),
 )
 MOST_LAYERS = 10_000
+"""Layers that a model may have: what a file or a flag states beyond is refused, or read as so many."""
 MOST = 1_000_000_000
 _KINDS = {key: field.kind for field in FIELDS.values() for key in field.keys}
 _MISSING: Any = object()

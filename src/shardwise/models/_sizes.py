@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwise.errors import InputError, Problems
 from shardwise.models._architecture import Architecture
+from shardwise.models._config import MOST_LAYERS
 from shardwise.models._fields import FIELDS, SIZE_FIELDS
 from shardwise.models._importer import architecture_from_config
 
@@ -181,5 +182,5 @@ def _feed_forward(sizes: _Sizes, hidden: int, layers: int) -> dict[str, Any]:
         rule = f"must be a whole number from 1 to the {layers} layers"
         sizes.problems.add("expert_interval", every, rule, "write 2 for every other layer")
         every = 1
-    keys["moe_layer_freq"] = [int(i % every == every - 1) for i in range(min(layers, 10_000) or 1)]
+    keys["moe_layer_freq"] = [int(i % every == every - 1) for i in range(min(layers, MOST_LAYERS) or 1)]
     return keys

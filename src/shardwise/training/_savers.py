@@ -34,6 +34,7 @@ from shardwise.units import show_bytes
 
 FieldChanges = dict[str, Any]
 _RECORDS = tuple((record, {f.name for f in fields(record)}) for record in (Plan, Training, Settings))
+_WORTH_SAYING = 0.01  # of the bytes of a device: what saves or takes less is not told
 _FLAGS = {name: key for key, name in renamed((*PLAN, *TRAINING, *SETTINGS)).items()}
 
 
@@ -337,13 +338,12 @@ def surprises_of(report: AnsweredPlan, ask: Ask) -> tuple[str, ...]:
 def _padded_experts(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
     """Yield how often experts are held and sent where the sharding group has more ranks than there are experts."""
     case, ranks = report.case, int(report.evaluation.sizes.expert_share)
-    most = case.model.most_experts
-    own = most // case.plan.ep
+    own = case.model.most_experts // case.plan.ep
     if not case.plan.sharding_rules.weights or case.stack.fsdp_padding != "rows" or not 0 < own < ranks:
         return
     flat = replace(case, stack=replace(case.stack, fsdp_padding="flat"))
     more = report.device_bytes - ask(flat).device_bytes
-    if more > 0.01 * report.device_bytes:
+    if more > _WORTH_SAYING * report.device_bytes:
         times = f"{own} experts are padded to the {ranks} ranks that share them, held and sent {ranks / own:.3g} times"
         yield f"{times}, {show_bytes(more)} more: --sharding hsdp --shard {own} pads nothing, nor does torchtitan"
 
@@ -354,7 +354,7 @@ def _whole_gradients(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
     if case.stack.whole_gradients and case.plan.sharding_rules.weights and several:
         each = replace(case.stack, settings=replace(case.stack.settings, sync_each_batch=True))
         saved = report.device_bytes - ask(replace(case, stack=each)).device_bytes
-        if saved > 0.01 * report.device_bytes:
+        if saved > _WORTH_SAYING * report.device_bytes:
             why = "gradients stay whole until the last micro-batch (no_sync)"
             yield f"{why}: --sync-each-batch saves {show_bytes(saved)}"
 
@@ -375,9 +375,9 @@ def _surprises(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
     def fewer(changes: FieldChanges) -> float:
         """Return the bytes that other words of the job save, 0 for less than a hundredth of all."""
         saved = tried(report, ask, changes).saved_bytes
-        return saved if saved > 0.01 * report.device_bytes else 0.0
+        return saved if saved > _WORTH_SAYING * report.device_bytes else 0.0
 
-    if (more := own - kept(_WHOLE)) > 0.01 * report.device_bytes:
+    if (more := own - kept(_WHOLE)) > _WORTH_SAYING * report.device_bytes:
         yield f"keeps {show_bytes(more)} more of activations than full fine-tuning does"
     if tuning.width == 4 and (saved := fewer({"adapter_precision": "bf16"})):
         # Beside weights that are no floats peft makes adapters in fp32 (tuners_utils.py

@@ -10,6 +10,7 @@ from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
 from shardwise.models import (
     MLP,
+    MOST_LAYERS,
     MOST_PREDICTIONS,
     Activation,
     Attention,
@@ -187,7 +188,7 @@ def _mixer(reader: Reader, kind: str) -> Mixer:
 
 def _layers(reader: Reader, norm: NormKind) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
     """Layers of attention and a feed-forward, and those that predict further tokens, which repeat the last."""
-    number = min(num_layers(reader), 10_000)
+    number = min(num_layers(reader), MOST_LAYERS)
     sparse = _every(reader, "moe_layer_freq", number, lambda i, n: i % n == 0) if _experts(reader) else [False] * number
     delta = _linear(reader, number)
     windowed = _windowed(reader, number)

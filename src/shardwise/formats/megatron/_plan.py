@@ -10,7 +10,8 @@ import re
 
 from shardwise.formats._exported import ORDERS
 from shardwise.formats.megatron._model import num_layers, predictions
-from shardwise.formats.megatron._reader import MOST_LAYERS, Reader
+from shardwise.formats.megatron._reader import Reader
+from shardwise.models import MOST_LAYERS
 from shardwise.plans import ContextKind, Plan, Recompute, Schedule, Sharding, in_groups, listed, schedule_for
 from shardwise.records import dataclass
 

@@ -6,9 +6,9 @@ import re
 
 from shardwise.errors import plain
 from shardwise.formats.megatron._values import GivenArguments, by_name
+from shardwise.models import MOST_LAYERS
 from shardwise.shell import left_open
 
-MOST_LAYERS = 10_000
 MOST_WHOLE = 10**12
 _WHOLE = re.compile(r"\s*[-+]?[0-9]{1,15}(?:_[0-9]{1,15}){0,6}\s*")
 # What spells a list; letters could make Python's parser warn.

@@ -11,6 +11,7 @@ from itertools import accumulate, takewhile
 from typing import TypeAlias
 
 from shardwise.ledger.number import quantile
+from shardwise.plans import QUANTILES
 from shardwise.records import dataclass
 
 CAUSES = ("slots", "cache", "step_tokens", "running_step")
@@ -19,7 +20,7 @@ SLOTS, CACHE, TOKENS, STEP = range(4)
 _NO_WAITS = (0.0,) * len(CAUSES)
 
 
-PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+PERCENTILES = {name: share for name, share in QUANTILES.items() if name != "mean"}
 CacheBlocks: TypeAlias = Sequence[tuple[int, int]]
 """Name and tokens of each block of a request, of its prompt and then of its answer."""
 
