@@ -6,10 +6,11 @@ import pytest
 
 from serving.serving_cases import ask
 from shardwise.cost import Efficiencies
+from shardwise.ledger.op import Op
 from shardwise.plans import Plan, Serving
 from shardwise.serving import InferReport
 from shardwise.serving._cost_model import engine_cost_model
-from shardwise.serving._picked import picked_kernel
+from shardwise.serving._picked import PickedKernel, picked_kernel, picked_seconds
 from shardwise.serving._sizes import sizes_of
 
 
@@ -71,6 +72,24 @@ def test_one_core_walks_all_picks_of_a_token() -> None:
     # Fewer tokens than cores take as long as one, twice as many as cores twice as long.
     assert full == pytest.approx(attention, rel=0.001)
     assert more == pytest.approx(attention + walked, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("cores", "rows", "batch", "seconds"),
+    [
+        (0.0, 2.0, 16.0, 2 * 64 * 1e6 / (0.5 * 1e12)),
+        (0.0, 2.0, 65.0, 4 * 64 * 1e6 / (0.5 * 1e12)),
+        (2.0, 5.0, 16.0, 64 * 1e6 / (0.5 * 1e12) * 10 / 2),
+        (2.0, 6.0, 16.0, 2 * 64 * 1e6 / (0.5 * 1e12) * 10 / 2),
+    ],
+)
+def test_picks_are_walked_after_a_start(cores: float, rows: float, batch: float, seconds: float) -> None:
+    """Tiles of 64 heads on all of 10 cores, or each on two of them in waves; both after a small kernel has started."""
+    kernel = PickedKernel(heads=64.0, cores=cores, share=0.5, head_flops=1e6, prompts_above=-1.0)
+    op = Op(name="attention", kind="attention", region="attention.core", rows=rows, batch=batch, columns=0.0, inner=0.0,
+            flops=0.0, forward_bytes=0.0, backward_flops=0.0, backward_bytes=0.0, weight_flops=0.0,
+            weight_bytes=0.0)  # fmt: skip
+    assert picked_seconds(kernel, (1e12, 10.0), 3e-6, op) == pytest.approx(seconds + 3e-6)
 
 
 def test_small_kernels_of_an_indexer_and_the_choice_take_time() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from serving.serving_cases import ask
 from shardwise.cost import Efficiencies
+from shardwise.ledger.op import Op
 from shardwise.plans import Serving
 from shardwise.serving import InferReport
-from shardwise.serving._unified import unified_kernels
+from shardwise.serving._unified import KeyTiles, UnifiedKernel, unified_kernels, with_unified
 
 H100, B200 = "h100-sxm-80gb", "b200-sxm-180gb"
 
@@ -131,3 +132,39 @@ def test_many_sequences_are_not_cut() -> None:
         return ask("gemma-4-e4b", job, device="h200-sxm-141gb", engine="vllm-0.23").tpot_seconds
 
     assert step(66) > 1.05 * step(64)
+
+
+KERNEL = UnifiedKernel(
+    elements=256.0,
+    group=4.0,
+    rows=16.0,
+    token=KeyTiles(keys=16.0, seconds=1e-6, resident=4.0),
+    prompt=KeyTiles(keys=32.0, seconds=2e-6, resident=2.0),
+    segments=16.0,
+    segmented_blocks=128.0,
+    tokens=1.0,
+)
+
+
+def walked(queries: float, seen: float, sequences: float = 1.0) -> float:
+    """Seconds of 8 query heads on 10 cores, of queries that each see so many keys; a small kernel starts in 3 us."""
+    rows, heads = queries * sequences, 8.0
+    op = Op(name="attention", kind="attention", role="attention", region="attention.core", rows=rows, inner=256.0,
+            batch=heads, columns=seen, context=seen, flops=2 * 256 * rows * heads * seen, forward_bytes=0.0,
+            backward_flops=0.0, backward_bytes=0.0, weight_flops=0.0, weight_bytes=0.0)  # fmt: skip
+    return with_unified((KERNEL,), (10.0, 3e-6), queries == 1, op, 0.0)
+
+
+def test_blocks_of_a_prompt_walk_what_they_see_and_a_tile_more() -> None:
+    """A block of 16 rows has 4 queries of 4 heads: 20 blocks run at a time, more in turn, fewer no sooner."""
+    assert walked(4.0, 320.0) == pytest.approx(11 * 2e-6 + 3e-6)
+    assert walked(160.0, 320.0) == pytest.approx(160 * 8 / 16 / 20 * 11 * 2e-6 + 3e-6)
+
+
+def test_tokens_walk_segments_of_one_tile_at_least() -> None:
+    """Up to 128 blocks a context is cut into 16 segments, none under a tile, and a second kernel adds them up."""
+    assert walked(1.0, 64.0) == pytest.approx(1e-6 + 2 * 3e-6)
+    assert walked(1.0, 16 * 16 * 5.0) == pytest.approx(5 * 1e-6 + 2 * 3e-6)
+    # 100 blocks of 80 tiles share 40 places; 200 walk whole contexts in tiles of prompts, 20 at a time.
+    assert walked(1.0, 1280.0, 50.0) == pytest.approx(100 * 80 / 40 * 1e-6 + 2 * 3e-6)
+    assert walked(1.0, 1280.0, 100.0) == pytest.approx(200 / 20 * 40 * 2e-6 + 3e-6)
