@@ -6,7 +6,10 @@ import pytest
 
 from serving.serving_cases import ask
 from shardwise.hardware import find_device
+from shardwise.ledger.op import Op
 from shardwise.plans import Plan, Serving
+from shardwise.serving import find_engine
+from shardwise.serving._block_tiles import in_tiles
 
 
 @pytest.mark.parametrize(
@@ -62,3 +65,21 @@ def test_blocks_on_cdna_3_are_multiplied_in_tiles_that_walk_their_depth(
         assert seconds == pytest.approx([2.2e-6 * blocks] * 2)
     else:
         assert seconds[0] < 20e-6
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "inner", "seconds"),
+    [
+        (1.0, 1280.0, 1000.0, 8 * 2e-6),
+        (129.0, 2560.0, 1000.0, 2 * 2 * 8 * 2e-6),
+        (256.0, 2560.0, 1000.0, 2 * 2 * 8 * 2e-6),
+        (1.0, 1290.0, 1000.0, 1.1 * 8 * 2e-6),
+        (1.0, 64.0, 100000.0, 3e-6),
+        (1.0, 128.0, 128.0, 3e-6),
+    ],
+)
+def test_tiles_of_128_walk_blocks_of_depth(rows: float, columns: float, inner: float, seconds: float) -> None:
+    """Tiles that no row or column fills count whole, ten run at a time, and nothing is quicker than the best kernel."""
+    op = Op(name="down", kind="matmul", region="mlp", rows=rows, columns=columns, inner=inner, flops=0.0,
+            forward_bytes=0.0, backward_flops=0.0, backward_bytes=0.0, weight_flops=0.0, weight_bytes=0.0)  # fmt: skip
+    assert in_tiles(find_engine("sglang-0.5.7"), (2e-6, 10.0), op, 3e-6) == pytest.approx(seconds)

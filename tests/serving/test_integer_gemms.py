@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from serving.serving_cases import ask
+from shardwise.ledger.op import Op
 from shardwise.plans import Serving
-from shardwise.serving import find_engine
+from shardwise.serving import EngineCostModel, engine_cost_model, find_engine
+from shardwise.serving._integers import expanded, loaded_seconds, tiled_rows
 
 
 def prompt(device: str, weights: str = "q8_0", model: str = "llama-3.1-8b", tokens: int = 2048, **own: float) -> float:
@@ -73,3 +75,45 @@ def test_recurrences_of_prompts_run_token_by_token(device: str, model: str, laye
     slow, own = (float(ask(model, job, device=device, engine=one).ttft_seconds) for one in (slower, engine))
     assert abs((slow - own) / 2048 / layers / measured - 1) <= 0.12
     assert not find_engine("vllm").operators.scan_shares  # chunks
+
+
+@pytest.fixture(scope="module")
+def gb10() -> EngineCostModel[float]:
+    """GB10 in llama.cpp, of 48 cores and a last cache of 24 MB."""
+    job = Serving(batch=1, input_tokens=512, output_tokens=1, weights="q8_0")
+    report = ask("llama-3.1-8b", job, device="gb10", engine="llama.cpp")
+    return engine_cost_model(report.case, report.evaluation.sizes)
+
+
+def test_the_last_tile_of_an_expert_is_half_empty(gb10: EngineCostModel[float]) -> None:
+    """Rows of experts take as long as their tiles, at the share of dense GEMMs; up to eight run without tiles."""
+    own = gb10.engine.quantisation
+    assert tiled_rows(gb10, 100.0) == pytest.approx((100 + own.tile_rows / 2) / own.experts_share)
+    assert tiled_rows(gb10, 8.0) == 8
+
+
+@pytest.mark.parametrize(
+    ("experts", "inner", "loads"), [(1, 1024.0, 1), (1, 8192.0, 4), (8, 1024.0, 1), (8, 8192.0, 4)]
+)
+def test_weights_are_loaded_once_where_the_cache_keeps_them(
+    gb10: EngineCostModel[float], experts: int, inner: float, loads: int
+) -> None:
+    """48 cores take 128 columns each: 6 MB of a depth of 1,024 stay in 24 MB, 50 of 8,192 are loaded for each tile."""
+    read = 4096 * inner * experts
+    op = Op(name="down", kind="matmul", region="mlp", rows=512.0, columns=4096.0, inner=inner, batch=float(experts),
+            flops=0.0, forward_bytes=read, backward_flops=0.0, backward_bytes=0.0, weight_flops=0.0,
+            weight_bytes=0.0)  # fmt: skip
+    assert loaded_seconds(gb10, read, op, 512.0) == pytest.approx(loads * loaded_seconds(gb10, read, op, 128.0))
+
+
+@pytest.mark.parametrize(("width", "widened"), [(1.0, True), (2.0, False)])
+def test_narrow_weights_are_read_and_written_in_16_bits_by_a_kernel(
+    gb10: EngineCostModel[float], width: float, widened: bool
+) -> None:
+    """A kernel of its own starts, reads what is stored and writes two bytes an element; 16-bit weights need none."""
+    elements, edges = 4096.0 * 1024.0, gb10.activation_width * 512 * (4096 + 1024)
+    op = Op(name="down", kind="matmul", region="mlp", rows=512.0, columns=4096.0, inner=1024.0, flops=0.0,
+            forward_bytes=width * elements + edges, backward_flops=0.0, backward_bytes=0.0, weight_flops=0.0,
+            weight_bytes=0.0)  # fmt: skip
+    seconds = (width + 2) * elements / gb10.rates.memory_bytes + gb10.rates.memory_start
+    assert expanded(gb10, op) == pytest.approx(seconds if widened else 0.0)
