@@ -232,6 +232,7 @@ def layers_of(c: dict[str, Any]) -> list[Layer]:
         c, ("state", (c["num_attention_heads"] * c["head_dim"] ** 2, 0)), [bool(one) for one in c["attn_type_list"]]
     )
     by_kind["falcon_mamba"] = by_kind["mamba"]
+    by_kind["hy_v4"], by_kind["laguna"] = by_kind["glm_moe_dsa"], by_kind["olmo3"]
     by_kind["qwen3_5_text"] = by_kind["qwen3_5_moe_text"] = by_kind["qwen3_next"] = lambda: mixed(
         c, delta(c), [every(c["full_attention_interval"])(i) for i in span]
     )
@@ -246,20 +247,11 @@ def layers_of(c: dict[str, Any]) -> list[Layer]:
 # No engine of those below has formulas for them: their caches live in modules, or no engine runs them.
 WITHOUT = {"bert", "roberta", "distilbert", "vit", "gpt_neo", "rwkv", "xlstm", "recurrent_gemma", "lfm3", "gpt2-like"}
 # SGLang 0.5.23 is_hybrid_swa_model, of the families of the catalogue; llama.cpp's architectures with n_swa.
-SGLANG_POOLS = ("gpt_oss", "llama4", "gemma4", "mimo_v2", "step3p", "deepseek_v4")
+SGLANG_POOLS = ("gpt_oss", "llama4", "gemma4", "mimo_v2", "step3p", "laguna", "deepseek_v4")
 LLAMA_WINDOWS = (
-    "gemma2",
-    "gemma3_text",
-    "gemma3n",
-    "gemma4",
-    "gpt_oss",
-    "llama4",
-    "cohere2",
-    "exaone4",
-    "mimo_v2",
-    "step3p",
+    *("gemma2", "gemma3_text", "gemma3n", "gemma4", "gpt_oss", "llama4", "cohere2", "exaone4", "exaone_moe"),
+    *("mimo_v2", "step3p", "olmo3", "afmoe", "laguna"),
 )
-LLAMA_WITHOUT = ("cohere2_moe",)
 
 
 def state_type(c: dict[str, Any], engine: str) -> int:
@@ -282,7 +274,7 @@ def kept(c: dict[str, Any], engine: str) -> dict[str, float]:
             pools = {
                 "vllm": True,
                 "sglang": c["model_type"].startswith(SGLANG_POOLS),
-                "llama.cpp": c["model_type"].startswith(LLAMA_WINDOWS) and c["model_type"] not in LLAMA_WITHOUT,
+                "llama.cpp": c["model_type"].startswith(LLAMA_WINDOWS),
             }
             found[str(window if pools[engine] else 0)] += 2 * elements + beside
         elif kind == "index":

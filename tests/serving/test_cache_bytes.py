@@ -44,6 +44,7 @@ def test_caches_of_the_catalogue(engine: str) -> None:
         wanted, family = Counter(), load_model(name).family
         for what, size in rows[engine].items():
             window = int(what) if what.isdigit() else 0
+            assert not window or memory.keeps_windows(family), (engine, name)
             wanted[str(memory.kept_window(window, family, 512)) if window else what] += size
         found = kept(name, engine)
         if found != pytest.approx(dict(wanted)):

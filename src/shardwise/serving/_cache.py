@@ -65,7 +65,7 @@ def _token_cache(layout: Layout[X], cache: TokenCache, rules: CacheRules) -> Seq
     """Return the bytes of a cache on a rank; its heads are never below one a rank."""
     zero = 0 * layout.degrees.tp
     heads = layout.kv_heads(cache.heads) if cache.heads else zero + 1
-    bytes8 = cache.bytes8 + layout.work.packs_latents * cache.packed8
+    bytes8: float = cache.bytes8 + layout.work.packs_latents * cache.packed8
     if cache.keys and rules.wide_index_keys:
         bytes8 = layout.work.cache_bytes * cache.keys
     size = heads * (layout.work.cache_bytes * cache.elements + bytes8)
