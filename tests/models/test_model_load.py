@@ -292,7 +292,7 @@ def test_a_misspelt_name_is_still_named() -> None:
     ("word", "first"),
     [
         ("deepseek-v4-max", "deepseek-v4-flash"),
-        ("glm-5.3", "glm-5.3-flash"),
+        ("glm-5.3-air", "glm-5.3-flash"),
         ("qwen3.5-3b", "qwen3.5-"),
         ("llama3", "llama-3-8b"),
     ],
