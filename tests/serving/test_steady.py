@@ -221,7 +221,7 @@ def test_one_prompt_in_a_cycle_adds_what_it_adds_to_a_step() -> None:
     prices, cycles = form.prices, form.prices.cycles
     assert (prices.added[7] / 8 > 1.05 * prices.added[0]).all()
     decode = cycles.decode if form.policy.mixed else 0.0
-    np.testing.assert_allclose(cycles.look(cycles.after, 0 * prices.counts) - decode, prices.added[0], rtol=1e-3)
+    np.testing.assert_allclose(cycles.look("after", 0 * prices.counts) - decode, prices.added[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize(
