@@ -1090,6 +1090,28 @@ def test_steps_that_are_too_small_for_a_prompt_are_told(tokens: int, prompt: int
     assert [note.partition(words)[2].split(")")[0] for note in notes if words in note] == [f"{small:,}"] * (small > 0)
 
 
+@pytest.mark.parametrize("engine", ["tensorrt-llm", "vllm-v0", "tensorrt-llm-chunked"])
+def test_one_request_is_cut_where_the_engine_cuts_it(engine: str) -> None:
+    """Two stages of TensorRT-LLM run a prompt of 6,000 tokens one after the other, whatever a step is said to have.
+
+    Pieces of 2,048 overlapped in `infer` alone: its first token came a quarter before that of `serve`.
+    """
+    model, cluster, plan = load_model("llama-3.1-8b"), Cluster.parse("2xh100-sxm-80gb"), Plan(pp=2)
+    options = ServingOptions(engine=engine)
+    whole, cut = (
+        infer(model, cluster, plan, Serving(batch=1, input_tokens=6000, output_tokens=100, max_batched_tokens=tokens),
+              options)
+        for tokens in (6000, 2048)
+    )  # fmt: skip
+    told = [note for note in cut.assumptions if "prompts are not cut and do not fit into 2,048" in note]
+    if engine.endswith("chunked"):
+        assert cut.ttft_seconds < 0.8 * whole.ttft_seconds
+        assert not told
+    else:
+        assert cut.ttft_seconds == whole.ttft_seconds
+        assert len(told) == 1
+
+
 @pytest.mark.parametrize("also", ["", "-generated", "-windowed", "-generated-windowed"])
 def test_tensorrt_llm_told_to_cut_prompts_holds_no_answer_for_a_whole_one(also: str) -> None:
     """Prompts of 8,000 tokens run in steps of 2,048: the longest gaps between tokens are those of a piece."""

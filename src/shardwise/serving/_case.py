@@ -23,7 +23,7 @@ from shardwise.serving._gguf import mixed
 from shardwise.serving._job_formats import formats_of
 from shardwise.serving._jobs import job_problems
 from shardwise.serving._layout import over_devices, stages_together, with_experts
-from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
+from shardwise.serving._policy import SchedulerLimits, cuts_prompts, profile_of, step_tokens_of
 from shardwise.serving._releases import engine_on, release_notes
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
 from shardwise.units import counted, show_bytes
@@ -83,8 +83,20 @@ class ServingCase:
 
     @property
     def step_tokens(self) -> int:
-        """Most tokens of one prefill step: what the job says, else the engine's own; 0 for the whole batch at once."""
+        """Most tokens of one prefill step: what the job says, else the engine's own; 0 for the whole batch at once.
+
+        Engines that cut no prompt have steps of a whole one at least, as in `serve`: they refuse a longer one
+        (github.com/NVIDIA/TensorRT-LLM tests/unittest/llmapi/test_llm.py test_llm_chunked_prefill).
+        """
+        if self._uncut:
+            return self.new_input_tokens
         return self.job.max_batched_tokens or self.engine.prefill.chunk_tokens or self._own_step_tokens
+
+    @property
+    def _uncut(self) -> bool:
+        """Whether no prompt fits into the tokens of a step that are stated, and the engine cuts none."""
+        stated = self.job.max_batched_tokens
+        return bool(stated) and stated < self.new_input_tokens and not cuts_prompts(self.engine.name)
 
     @cached_property
     def _own_step_tokens(self) -> int:
@@ -250,6 +262,9 @@ def _stated(case: ServingCase) -> list[str]:
         notes.append("no KV cache: each output token recomputes all tokens before it")
     if case.profiled.step_tokens and case.profiled.sequences > job.batch:
         notes.append(f"memory is set aside for {case.profiled.text}, as {engine.brand} measures it at start-up")
+    if case.step_tokens > job.max_batched_tokens > 0:
+        raised = f"prompts are not cut and do not fit into {job.max_batched_tokens:,}"
+        notes.append(f"{engine.brand}: up to {case.step_tokens:,} tokens a step ({raised})")
     if job.adapter_rank:
         notes.append(f"adapters {job.adapters}: of rank {job.adapter_rank} in every linear layer, used in turn")
     if job.speculative_method:
