@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from make_ledger_goldens import plain, saved_bytes
-from peft import IA3Config, LoraConfig, VeraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, OFTConfig, VeraConfig, get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -25,6 +25,7 @@ METHODS: dict[str, Callable[[list[str]], Any]] = {
     "lora": lambda names: LoraConfig(r=RANK, target_modules=names, task_type="CAUSAL_LM"),
     "dora": lambda names: LoraConfig(r=RANK, target_modules=names, use_dora=True, task_type="CAUSAL_LM"),
     "vera": lambda names: VeraConfig(r=RANK, target_modules=names, task_type="CAUSAL_LM"),
+    "oft": lambda names: OFTConfig(oft_block_size=32, r=0, target_modules=names, task_type="CAUSAL_LM"),
     "ia3": lambda _: IA3Config(
         target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM"
     ),
@@ -60,10 +61,12 @@ def runs() -> Any:
         quiet = dict.fromkeys(("attention_dropout", "residual_dropout", "embedding_dropout", "hidden_dropout"), 0.0)
         config = AutoConfig.for_model(family.split()[0], **more, **quiet, **sizes)
         attention = "eager" if family == "gpt_oss" else "sdpa"
-        for method, words in [("lora", "all"), ("lora", "attention"), ("dora", "attention"), ("vera", "attention"),
-                              ("ia3", "")]:  # fmt: skip
+        beside = [("lora", "all"), ("ia3", ""), *((name, "attention") for name in ("lora", "dora", "vera", "oft"))]
+        for method, words in beside:
             if method == "ia3" and family in ("phi3", "starcoder2", "deepseek_v2"):
                 continue  # other names than the methods of this table have
+            if method == "oft" and family == "deepseek_v2":
+                continue  # its turn fails on strided latents
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention)
             present = {n.split(".")[-1] for n, m in model.named_modules() if isinstance(m, nn.Linear)}
             names = sorted(present & (ATTENTION if words == "attention" else ATTENTION | DENSE))

@@ -151,8 +151,10 @@ def test_adapters_in_unusual_families_keep_their_exact_bytes(run: list[Any]) -> 
     model = model_from_config(golden("unusual")["configs"][name])
     stack = find_stack("transformers" if attention == "sdpa" else "transformers-eager")
     targets = {"all": ("attention", "mlp"), "attention": ("attention",), "": ()}[words]
-    job = Training(seq_len=1, global_batch=1, adapter=method, rank=0 if method == "ia3" else 8, targets=targets,
-                   adapter_precision="bf16")  # fmt: skip
+    rank = 0 if method in ("ia3", "oft") else 8
+    job = Training(
+        seq_len=1, global_batch=1, adapter=method, rank=rank, targets=targets, adapter_precision="bf16"
+    )  # fmt: skip
     tuning = tuning_of(job, stack, model.family)
     assert tuning is not None
     assert sum(trainable_parameters(model, tuning).values()) == trained

@@ -158,7 +158,7 @@ def oft(y: Layout[X], tuning: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]])
     A block of b features has b (b - 1) / 2 parameters, from which the Cayley transform makes it (peft tuners/oft). A
     rank of 0 leaves the number of blocks to their usual size. Its kernels (layer.py _cayley_batch, five terms of
     Neumann's series): a skew-symmetric matrix 3, the identity 3, three GEMMs with four additions, the turn, a copy
-    and a cast.
+    and a cast. The GEMMs keep that matrix, its square and its cube, which the gradient of the parameters reads.
     """
     ops: list[Op[X]] = [op]
     for module in chosen:
@@ -169,12 +169,13 @@ def oft(y: Layout[X], tuning: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]])
         elements = number * divide(side * (side - 1), 2)
         weight = Weight(name=f"{module.name}.oft_R", elements=elements, whole=elements, adapter=True, kind="vector")
         blocks = Tensor(name=f"{module.name}.rotation", size_bytes=w * m * side, born=op.region, read_for="input")
+        powers = Tensor(name=f"{module.name}.powers", size_bytes=3 * w * m * side, born=op.region, read_for="weight")
         flops, moved = 2 * T * m * side, w * (2 * T * m + m * side)
         ops += [*came.ops, Op(
             name=f"{module.name}.turned", kind="matmul", region=op.region, flops=flops, forward_bytes=moved,
             backward_flops=flops, backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=T, columns=side,
             inner=side, batch=0 * T + number, weights=(weight,), reads=(came.tensor,), vector_units=w > y.a,
-            saves=(replace(came.tensor, read_for="weight"), blocks), dtype=op.dtype, model_flops=flops,
+            saves=(replace(came.tensor, read_for="weight"), blocks, powers), dtype=op.dtype, model_flops=flops,
             output_bytes=w * T * m, modules=(module.short,), makes=module.makes, kernels=16,
         )]  # fmt: skip
     return tuple(ops)
