@@ -52,6 +52,8 @@ def captured(case: ExportCase) -> dict[str, dict[str, Any]]:
     router = ["moe_router", "moe_preprocess"] if case.model.has_experts and "moe" not in case.plan.modules else []
     scope = ["full_iteration"] if whole else ["attn", *router]
     graph = {"cuda_graph_impl": "local" if whole else "transformer_engine", "cuda_graph_scope": scope}
-    sections = {"model": {**graph, "use_te_rng_tracker": True}, "rng": {"te_rng_tracker": True}}
+    sections: dict[str, dict[str, Any]] = {
+        "model": {**graph, "use_te_rng_tracker": True}, "rng": {"te_rng_tracker": True},
+    }  # fmt: skip
     unchecked = {"rerun_state_machine": {"check_for_nan_in_loss": False}, "ddp": {"check_for_nan_in_grad": False}}
     return sections | (unchecked if whole else {})

@@ -175,8 +175,8 @@ def _meant(job: Training, model: Model, stack: Stack, sharding: str) -> dict[str
         values |= {"rank": rank_of(job), "targets": target_names(job, model, stack)}
         tuning = tuning_of(job, stack)
         own = tuning.precision if tuning else find_precision("fp32")
-        words = {4: "fp32", 2: "" if own.master_bytes else "bf16"}  # masters are the framework's own
-        values["adapter_precision"] = words.get(own.weight_bytes, "")
+        masters = own.master_bytes > 0  # which are the framework's own
+        values["adapter_precision"] = "fp32" if own.weight_bytes == 4 else "" if masters else "bf16"
         values["precision"] = trained_recipe(job, sharding_stack(stack, sharding))
         values["base"] = job.base or "bf16"
     return values | {"token_budget": job.run_tokens}
