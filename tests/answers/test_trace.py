@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from command_line import run
 from shardwise import Cluster, InputError, Plan, Training, TrainingOptions, TrainReport, load_model, train
 from shardwise.answers._trace import lanes, trace_tree
-from shardwise.training._timeline import Span, walk
+from shardwise.training._timeline import Span
 
 REQUIRED = {
     "C": {"name", "ph", "ts", "pid", "tid", "args"},
@@ -23,6 +24,13 @@ REQUIRED = {
     "f": {"name", "cat", "ts", "pid", "tid", "id", "bp"},
 }
 NESTED = 1e-5  # microseconds; the format counts picoseconds
+
+
+def walk(spans: Sequence[Span]) -> Iterator[Span]:
+    """Yield spans and their parts, each before its parts."""
+    for span in spans:
+        yield span
+        yield from walk(span.parts)
 
 
 def check_trace(trace: dict[str, Any]) -> None:

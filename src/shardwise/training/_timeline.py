@@ -7,7 +7,7 @@ the gathering of weights, the reduction of gradients, the optimizer and the host
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Literal
 
@@ -344,10 +344,3 @@ def _job(case: TrainingCase, costs: CostModel[float], evaluation: Evaluation[flo
 def timeline_of(case: TrainingCase, evaluation: Evaluation[float]) -> StepTimeline:
     """Return one step of an evaluated case, in seconds; raises `InputError` where it has too many chunks to draw."""
     return _Drawing(case, evaluation).draw(evaluation)
-
-
-def walk(spans: Sequence[Span]) -> Iterator[Span]:
-    """Return spans and their parts, each before its parts."""
-    for span in spans:
-        yield span
-        yield from walk(span.parts)
