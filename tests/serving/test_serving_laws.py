@@ -336,7 +336,7 @@ def test_a_batch_beyond_the_budget_of_a_step_runs_in_chunks():
     assert cut.request_ttft_seconds < cut.ttft_seconds / 100
 
 
-@pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm"])
+@pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm-chunked"])
 def test_stages_launch_their_layers_side_by_side(engine: str) -> None:
     """Where the host is behind, two stages halve the time of many pieces, and a faster device is never slower."""
     words = "infer gemma-2-9b --on 4xb200 --tp 2 --batch 32 --input-tokens 8192 --max-batched-tokens 2048 --engine "
