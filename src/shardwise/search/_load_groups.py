@@ -268,8 +268,8 @@ class LoadSearch:
                 near = np.where(until == near, near - 1, near)
                 tried = np.where((at <= near) & (near < until), near, tried)
             tried, turn = np.where(sought[rows], tried, until), turn + 1
-            (fine, said), more = self.keeps(part, tried), 4 * more + 3
-            steady = with_rows(steady, rows[fine], rows_of(said, fine))
+            (fine, means), more = self.keeps(part, tried), 4 * more + 3
+            steady = with_rows(steady, rows[fine], rows_of(means, fine))
             low[rows], high[rows] = np.where(fine, at, np.minimum(tried + 1, until)), np.where(fine, tried, until)
         replicas = np.where(kept, high, np.inf)
         self.fewest_known[id(group), devices] = replicas, steady
@@ -302,9 +302,9 @@ class LoadSearch:
             kept, steady = self.keeps(group, high)
             kept = kept & (high <= most)
         elif len(rows):
-            fine, said = self.keeps(group.some(rows), high[rows])
+            fine, means = self.keeps(group.some(rows), high[rows])
             kept[rows] = fine & (high <= most)[rows]
-            steady = with_rows(steady, rows, said)
+            steady = with_rows(steady, rows, means)
         return (low, high, kept), steady
 
     def ever(self, group: LoadGroup) -> Any:
