@@ -119,6 +119,14 @@ def test_the_front_rises_as_users_wait_longer() -> None:
     assert devices == sorted(devices)
 
 
+def test_points_of_the_front_keep_a_limit_of_the_median_token() -> None:
+    """No point says that its tokens take longer than half of them may: points of 33 ms stood under 10."""
+    limit = Limit(metric="tpot", quantile="p50", seconds=0.010)
+    front = found_for(20.0, limits=(limit,)).front
+    assert front
+    assert all(1 / point.tokens_per_second_per_user <= limit.seconds for point in front)
+
+
 def test_what_cannot_be_served_says_why() -> None:
     """Too few devices name how many would do; limits below an empty replica name its latency."""
     few = found_for(2000.0, 4)

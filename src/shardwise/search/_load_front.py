@@ -101,6 +101,8 @@ def _at(search: LoadSearch, place: tuple[int, int], share: float, known: tuple[A
     kept = np.isfinite(steady.ttft_seconds)  # some take longer than numbers hold
     for limit in search.options.limits:
         kept &= least(steady, part.empty, limit) * search.margin(group.case, limit) <= limit.seconds
+        if limit.metric == "tpot":  # the floor of a median is far below it under load: what a point says keeps it too
+            kept &= steady.tpot_seconds <= limit.seconds
     if group.policy.mixed and not group.policy.balance_steps:
         users[rows] = 1 / np.maximum(steady.tpot_seconds, 1e-9)
     points = []
