@@ -144,9 +144,46 @@ def test_goldens_cover_every_class_that_transformers_can_build() -> None:
         "mllama_text_model",
         "aria_text",
         "ernie4_5_vl_moe_text",
+        # On transformers' main branch alone: counted below.
+        "deepseek_v41_text",
         *(name for name, module in FAMILIES.items() if module in ("described", "remote", "remote_moe")),
     }
     assert set(FAMILIES) - without == set(goldens()["random"])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"engram_layer_ids": [], "engram_num_embeddings": []},
+        {"num_hidden_layers": 6, "compress_ratios": [0, 2, 2, 1, 1, 0], "kv_source_layer_ids": [1, 3],
+         "index_source_layer_ids": [1, 3, 4], "engram_layer_ids": [2], "engram_num_embeddings": [1003], "hc_mult": 2,
+         "engram_max_ngram_size": 3, "o_groups": 4, "num_attention_heads": 16},
+    ],
+)  # fmt: skip
+def test_deepseek_v41_has_the_tensors_of_its_class(said: dict[str, Any]) -> None:
+    """Every tensor of transformers' models/deepseek_v41 (main branch of 2026-09), layer by layer."""
+    config = catalogue()["deepseek-v4.1-flash"]["config"] | said
+    D, H, N, ql = (config[key] for key in ("hidden_size", "head_dim", "num_attention_heads", "q_lora_rank"))
+    groups, rank, hc, E = (config[key] for key in ("o_groups", "o_lora_rank", "hc_mult", "n_routed_experts"))
+    heads, width, ffn = config["index_n_heads"], config["index_head_dim"], config["moe_intermediate_size"]
+    total = 2 * config["vocab_size"] * D + D
+    columns = (config["engram_max_ngram_size"] - 1) * config["engram_n_heads"]
+    for rows in config["engram_num_embeddings"]:
+        # embed (without its scales), wkv, q_weight and k_weight
+        total += config["engram_head_dim"] * (rows + columns * D * (hc + 1)) + 2 * hc * D
+    mixes = (2 + hc) * hc
+    for i, rate in enumerate(config["compress_ratios"][: config["num_hidden_layers"]]):
+        # wq_a, q_norm, wq_b, wkv, kv_norm, wo_a, wo_b and attn_sink
+        total += D * ql + ql + ql * N * H + D * H + H + N * H * rank + groups * rank * D + N
+        if i in config["kv_source_layer_ids"]:
+            # wkv, wgate, norm, and wk and k_norm of the indexer
+            total += (2 if rate > 1 else 1) * D * H + H + H * width + width
+        if i in config["index_source_layer_ids"]:
+            total += ql * heads * width + D * heads
+        # gate with bias and bias_vl, experts, the shared one, two norms, hyper-connections
+        total += E * (D + 2) + (E + 1) * 3 * D * ffn + 2 * D + 2 * (mixes * hc * D + mixes + 3)
+    assert count_parameters(model_from_config(config)) == total
 
 
 # Families of which a fact makes no difference to what is kept: no rotary positions, attention that only runs eagerly,

@@ -113,6 +113,20 @@ def deepseek_v4(c: dict[str, Any]) -> list[Layer]:
     return found
 
 
+def deepseek_v41(c: dict[str, Any]) -> list[Layer]:
+    """Return DeepSeek-V4.1's layers: a window, and in those that others read entries with keys of the indexer.
+
+    Where those pool, a ring of 8 rows holds values and gates in fp32 (vLLM models/deepseek_v41/compressor.py).
+    """
+    found: list[Layer] = []
+    for i, rate in enumerate(c["compress_ratios"][: c["num_hidden_layers"]]):
+        found.append(("keys", (c["head_dim"], c["sliding_window"], 0)))
+        if i in c["kv_source_layer_ids"]:
+            found.append(("keys", (c["head_dim"] / rate, 0, (c["index_head_dim"] + 4) / rate)))
+            found += [("ring", (4 * 2 * c["head_dim"], 8))] if rate > 1 else []
+    return found
+
+
 def zamba2(c: dict[str, Any]) -> list[Layer]:
     """Return Zamba2's layers: each is Mamba-2, some with attention over twice the width beside it."""
     inner = c["mamba_expand"] * c["hidden_size"]
@@ -187,6 +201,7 @@ def layers_of(c: dict[str, Any]) -> list[Layer]:
         # Every fourth layer has no positions and keeps the latent alone.
         "mistral_large4_text": lambda: [one for i in span for one in latent(c, 0 if every(4)(i) else None, index=True)],
         "deepseek_v4": lambda: deepseek_v4(c),
+        "deepseek_v41_text": lambda: deepseek_v41(c),
         "longcat_flash": lambda: latent(c) * 2 * n,
         "kimi_linear": lambda: latent(c) * len(c["linear_attn_config"]["full_attn_layers"]) + [
             kda(*(c["linear_attn_config"][k] for k in ("num_heads", "head_dim", "short_conv_kernel_size")))
@@ -246,6 +261,8 @@ def layers_of(c: dict[str, Any]) -> list[Layer]:
 
 # No engine of those below has formulas for them: their caches live in modules, or no engine runs them.
 WITHOUT = {"bert", "roberta", "distilbert", "vit", "gpt_neo", "rwkv", "xlstm", "recurrent_gemma", "lfm3", "gpt2-like"}
+# Their releases do not run it yet.
+WITHOUT_IN = {"sglang": ("deepseek_v41_text",), "llama.cpp": ("deepseek_v41_text",)}
 # SGLang 0.5.23 is_hybrid_swa_model, of the families of the catalogue; llama.cpp's architectures with n_swa.
 SGLANG_POOLS = ("gpt_oss", "llama4", "gemma4", "mimo_v2", "step3p", "laguna", "deepseek_v4")
 LLAMA_WINDOWS = (
@@ -291,7 +308,11 @@ def main() -> None:
     """Write the goldens."""
     models = json.loads(CATALOGUE.read_text(encoding="ascii"))
     found = {
-        name: {engine: kept(one["config"], engine) for engine in ("vllm", "sglang", "llama.cpp")}
+        name: {
+            engine: kept(one["config"], engine)
+            for engine in ("vllm", "sglang", "llama.cpp")
+            if one["config"]["model_type"] not in WITHOUT_IN.get(engine, ())
+        }
         for name, one in models.items() if one["config"]["model_type"] not in WITHOUT
     }  # fmt: skip
     lines = (f'  "{name}": {json.dumps(row)}' for name, row in found.items())

@@ -9,7 +9,7 @@ import pytest
 from serving.serving_cases import ask
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
-from shardwise.models import Model, load_model
+from shardwise.models import Model, catalogue, load_model, model_from_config
 from shardwise.plans import Plan, Serving
 from shardwise.serving import InferReport, ServingOptions, infer
 
@@ -119,6 +119,23 @@ def test_deepseek_v4_keeps_packed_entries_and_what_is_not_pooled_yet(
     indexed = 21 * (1024 / 4 * (entry + 132) + 8 * 2 * 2 * 4 * (512 + 128))
     heavily = 20 * (1024 / 128 * entry + 128 * 2 * 4 * 512)
     assert report.kv_cache_bytes_per_gpu == windows + indexed + heavily
+
+
+def test_deepseek_v41_keeps_entries_in_the_four_layers_that_others_read() -> None:
+    """Windows of 40 layers, entries and keys of the indexer of 2, 2, 2 and 1 tokens, 8 rows of what is not pooled yet.
+
+    Tables of n-grams are in FP8 with a scale of one byte for 32 elements: 264 bytes a row, of which a rank has an
+    eighth (github.com/vllm-project/vllm vllm/models/deepseek_v41: attention.py, compressor.py, common/engram.py).
+    """
+    report = ask("deepseek-v4.1-flash", FULL, Plan(tp=8, ep=8), "h200", engine="vllm")
+    assert report.job.kv_cache == "fp8"
+    assert report.kv_cache_bytes_per_gpu == 40 * 128 * 584 + 1024 * 2.5 * (584 + 132) + 3 * 8 * 2 * 4 * 512
+    config = catalogue()["deepseek-v4.1-flash"]["config"]
+    none = model_from_config(config | {"engram_layer_ids": [], "engram_num_embeddings": []})
+    asked = infer(none, Cluster.parse("8xh200"), Plan(tp=8, ep=8), FULL, ServingOptions(engine="vllm"))
+    more = report.weights_bytes_per_gpu - asked.weights_bytes_per_gpu
+    maps = 2 * (2 * 6144 * 5 * 5120 + 2 * 2 * 4 * 5120)
+    assert more == pytest.approx(sum(config["engram_num_embeddings"]) * 264 / 8 + maps, rel=1e-9)
 
 
 def test_sglang_keeps_a_ring_for_each_request_of_deepseek_v4() -> None:

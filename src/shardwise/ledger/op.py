@@ -23,7 +23,7 @@ Module: TypeAlias = Literal["", "attention", "recurrent", "shared", "latent"]
 """The module of a layer that a weight belongs to, where formats tell it from others: a mixer that attends or one that
 keeps a state, experts that all tokens pass, the maps into their latent and out of it."""
 OpRole: TypeAlias = Literal[
-    "embedding", "norm", "add", "head", "loss", "sampling",
+    "embedding", "ngrams", "norm", "add", "head", "loss", "sampling",
     "qkv", "q_down", "q_up", "kv_down", "kv_up", "out",
     "rotary", "attention", "indexer", "scores", "softmax", "context", "cache_write",
     "up", "activation", "down", "feed_forward", "shared_gate", "router", "dispatch", "combine",
@@ -31,10 +31,10 @@ OpRole: TypeAlias = Literal[
 ]  # fmt: skip
 """What an operator does, and so which of them a rule means; its name is for people.
 
-"up" and "down" are GEMMs of a feed-forward or of its experts, "shared_gate" the map to the one value that scales what
-shared experts give, "feed_forward" its other maps, "scores" and "context"
-the two GEMMs of unfused attention, "scan" a recurrence over chunks in kernels of its own, "state" what moves the
-recurrent state of each sequence that is served, "steps" element-wise kernels that run one by one whatever is fused.
+"ngrams" are tables beside that of tokens, "up" and "down" GEMMs of a feed-forward or of its experts, "shared_gate" the
+map to the one value that scales what shared experts give, "feed_forward" its other maps, "scores" and "context" the two
+GEMMs of unfused attention, "scan" a recurrence over chunks in kernels of its own, "state" what moves the recurrent
+state of each sequence that is served, "steps" element-wise kernels that run one by one whatever is fused.
 """
 
 
@@ -43,9 +43,10 @@ class Weight(Generic[X]):
     """Parameters of an operator: `elements` on this rank, `whole` in the model.
 
     `expert` weights follow the expert axes. `shape` is that of the tensor on this rank, () for a vector. `role` is that
-    of the operator that multiplies by it, and "embedding" of the table of token embeddings alone. `stored_bytes` are
-    those of a frozen weight, in its own format, of which `apart_bytes` lie beside the tensor, so that nothing shards or
-    moves them; those of an `adapter` have a type of their own. A `packed` one is stored in fewer than 16 bits.
+    of the operator that multiplies by it, "embedding" of the table of token embeddings and "ngrams" of those beside it.
+    `stored_bytes` are those of a frozen weight, in its own format, of which `apart_bytes` lie beside the tensor, so
+    that nothing shards or moves them; those of an `adapter` have a type of their own. A `packed` one is stored in fewer
+    than 16 bits.
     """
 
     name: str

@@ -343,7 +343,9 @@ class CompressedAttention(Mixer):
 
     Keys are values, `rope_head_dim` of their elements rotated. The query goes through `q_lora_rank`, the output through
     `out_groups` maps of `out_lora_rank` each. `rate` 0 is the window alone. An indexed layer compresses overlapping
-    windows and picks `indexer.top_k` of them.
+    windows and picks `indexer.top_k` of them. `entries` "own" are a layer's own, with keys of the indexer beside them;
+    those of a "source" are of windows that do not overlap, make the indexer's keys and are read by the layers behind it
+    too, which have "earlier" ones (DeepSeek-V4.1). `query_norm` is of each head's query, without weights.
     """
 
     attends: ClassVar[bool] = True
@@ -356,6 +358,8 @@ class CompressedAttention(Mixer):
     rate: int = 0
     rope_head_dim: int = 0
     indexer: Indexer | None = None
+    entries: Literal["own", "source", "earlier"] = "own"
+    query_norm: bool = True
 
     def caches(self) -> tuple[TokenCache, ...]:
         """One key-value head: a window, one entry for every `rate` tokens, and values and gates until that is made.
@@ -364,17 +368,22 @@ class CompressedAttention(Mixer):
         padding: 584 bytes (github.com/vllm-project/vllm v0.33.0 vllm/models/deepseek_v4/attention.py, and SGLang 0.5.23
         python/sglang/srt/model_executor/pool_configurator.py, DSV4PoolConfigurator). Keys of the indexer have one of 4
         bytes for 128. Values and gates that are not pooled yet are in 32 bits, twice as many of twice as many tokens
-        where windows overlap (vllm/models/deepseek_v4/compressor.py, CompressorStateCache).
+        where windows overlap (vllm/models/deepseek_v4/compressor.py, CompressorStateCache), and of 8 tokens in a source
+        (vllm/models/deepseek_v41/compressor.py).
         """
         packed = self.rope_head_dim + -(-(self.head_dim - self.rope_head_dim) // 64) + 1
         window = TokenCache(elements=self.head_dim, packed8=packed, limit=self.window)
-        if not self.rate:
+        if not self.rate or self.entries == "earlier":
             return (window,)
         x = self.indexer if self.indexer and not self.indexer.shared else None
         keys, width = (x.head_dim + -(-x.head_dim // 128) * 4, self.head_dim + x.head_dim) if x else (0, self.head_dim)
+        kept = TokenCache(elements=self.head_dim, bytes8=keys, packed8=packed, rate=self.rate)
+        if self.entries == "source":
+            open_rows = TokenCache(elements=0, bytes8=4 * 2 * self.head_dim, limit=8, ring=True)
+            return (window, kept, open_rows) if self.rate > 1 else (window, kept)
         series = 2 if self.indexer else 1
         pooled = TokenCache(elements=0, bytes8=4 * 2 * series * width, limit=series * self.rate, ring=True)
-        return window, TokenCache(elements=self.head_dim, bytes8=keys, packed8=packed, rate=self.rate), pooled
+        return window, kept, pooled
 
     def cost_breakpoints(self) -> tuple[int, ...]:
         """Its window, and the tokens that its indexer picks."""

@@ -162,12 +162,15 @@ def _bits_of(stated: Any) -> int:
 def _narrow_experts(model: Architecture, own: str) -> str:
     """Return the format of DeepSeek-V4: experts in FP4 in blocks of 32, other linear layers in FP8 in blocks of 128.
 
-    ModelOpt's copies have experts of their own algorithm (moe_quant_algo NVFP4) over the rest as it was.
+    Tables of n-grams are in FP8 with a scale of 8 bits for 32 (DeepSeek-V4.1). ModelOpt's copies have experts of their
+    own algorithm (moe_quant_algo NVFP4) over the rest as it was.
 
     Sources: deepseek-ai/DeepSeek-V4-Flash config.json and inference/model.py (expert_dtype);
-    nvidia/DeepSeek-V4-Flash-NVFP4 config.json.
+    nvidia/DeepSeek-V4-Flash-NVFP4 config.json; transformers' main branch of 2026-09 models/deepseek_v41,
+    DeepseekV41EngramEmbedding.
     """
-    return own + "".join(f"+{part}=fp8-block" for part in _layers(model) if part != "mtp")
+    tables = "+tables=mxfp8" if model.extra_embedding else ""
+    return own + "".join(f"+{part}=fp8-block" for part in _layers(model) if part != "mtp") + tables
 
 
 def _linear(model: Architecture, own: str, stated: str) -> str:

@@ -1,7 +1,7 @@
 """DeepSeek-V4's compressed attention: one shared key-value head, a window, and past tokens compressed beside it.
 
-Source: the model class of transformers 5.23.0 (models/deepseek_v4). Letters: T tokens, N heads on the rank, H head dim,
-ql the query rank, D hidden.
+Sources: the model classes of transformers 5.23.0 (models/deepseek_v4) and of its main branch of 2026-09
+(models/deepseek_v41). Letters: T tokens, N heads on the rank, H head dim, ql the query rank, D hidden.
 """
 
 from __future__ import annotations
@@ -47,24 +47,42 @@ def _behind(n: X, mixer: CompressedAttention) -> X:
 
 
 def _compressor(y: Layout[X], mixer: CompressedAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
-    """Values, gates and their learned positions, softmax-pooled over windows; indexed layers keep two series."""
+    """Values, gates and their learned positions, softmax-pooled over windows; indexed layers keep two series.
+
+    A source pools without positions, and not at all where all tokens have an entry; its latents make index keys.
+    """
     if not mixer.rate:
         return []
-    ops = _pooling(y, "compressor", mixer, (D, mixer.head_dim), source)
-    x = mixer.indexer
-    if x is None:
+    x, own = mixer.indexer, mixer.entries == "own"
+    ops = _latents(y, mixer, D, source) if mixer.entries == "source" else []
+    ops += _pooling(y, "compressor", mixer, (D, mixer.head_dim), source) if own else []
+    if x is None or x.shared:
         return ops
     queries = Tensor(
         name="q_norm.output", size_bytes=y.a * y.residual_tokens * y.residual_width(mixer.q_lora_rank), born=REGION
     )
     return [
         *ops,
-        *_pooling(y, "indexer", mixer, (D, x.head_dim), source),
+        *(_pooling(y, "indexer", mixer, (D, x.head_dim), source) if own else ()),
         down(y, "indexer.q", COMPRESSOR, (mixer.q_lora_rank, x.heads * x.head_dim), queries),
         down(y, "indexer.weights", COMPRESSOR, (D, x.heads), source),
         # The indexer scores every compressed entry, not only those it picks.
         scoring(y, x, COMPRESSOR, picked_pairs(y, replace(mixer, indexer=None)), compressed_keys(y, mixer)),
     ]
+
+
+def _latents(y: Layout[X], mixer: CompressedAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
+    """What a source makes of the stream: values, their gates where it pools, and of both the keys of the indexer."""
+    H = mixer.head_dim
+    ops = [down(y, "compressor.kv", COMPRESSOR, (D, H), source)]
+    ops += [down(y, "compressor.gate", COMPRESSOR, (D, H), source)] if mixer.rate > 1 else []
+    ops.append(small_norm(y, "compressor.norm", COMPRESSOR, H))
+    if mixer.indexer is None or mixer.indexer.shared:
+        return ops
+    size = y.a * y.residual_tokens * y.residual_width(H)
+    latent = Tensor(name="compressor.norm.output", size_bytes=size, born=COMPRESSOR)
+    keys = down(y, "indexer.k", COMPRESSOR, (H, mixer.indexer.head_dim), latent)
+    return [*ops, keys, small_norm(y, "indexer.k_norm", COMPRESSOR, mixer.indexer.head_dim)]
 
 
 def _pooling(
@@ -156,7 +174,11 @@ def compressed_attention(y: Layout[X], mixer: CompressedAttention, D: int, sourc
         down(y, "q_down", REGION, (D, ql), source),
         gathered(y, small_norm(y, "q_norm", REGION, ql), ql),
         up(y, "q_up", ql, mixer.head_dim, mixer.heads, latent),
-        head_norm(y, "head_norm", (heads, mixer.heads), mixer.head_dim, ("head", "rmsnorm-no-weight")),
+        *(
+            (head_norm(y, "head_norm", (heads, mixer.heads), mixer.head_dim, ("head", "rmsnorm-no-weight")),)
+            if mixer.query_norm
+            else ()
+        ),
         down(y, "kv", REGION, (D, mixer.head_dim), source),
         small_norm(y, "kv_norm", REGION, mixer.head_dim),
         *_compressor(y, mixer, D, source),

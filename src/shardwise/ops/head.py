@@ -57,7 +57,7 @@ def tables(y: Layout[X], model: Model) -> tuple[Weight[X], ...]:
     ops = [replace(rows_of_tokens, role="embedding")]
     if model.extra_embedding:
         local = divide(divide(zero + model.extra_embedding, y.vocab_ranks), second)
-        ops.append(table("embedding.extra", local, model.extra_embedding))
+        ops.append(replace(table("embedding.extra", local, model.extra_embedding), role="ngrams"))
     rows = (model.positions + model.token_types) * model.hidden
     if rows:
         ops.append(table("positions.weight", zero + rows, rows, (model.positions + model.token_types, model.hidden)))

@@ -80,7 +80,7 @@ class WeightFormat:
         """Return the format that a weight takes, this or that of its part; None for one that stays wide."""
         parts = dict(self.parts)
         own = next((parts[part] for part in parts_of(weight) if part in parts), self)
-        if weight.kind == "head" and own is not self:
+        if weight.kind in ("head", "embedding") and own is not self:
             return own if own.bits < self.rest_bits else None
         # A part that is named is held whole by a format that is of experts where none is named.
         takes = own.holds(weight) or (own is not self and own.scope == "experts")
@@ -104,17 +104,19 @@ class WeightFormat:
         return own.bytes if own else max(self.rest_bits / 8, 4.0 if self.bits == 32 else 0.0)
 
 
-PARTS = ("attention", "attention-out", "recurrent", "feed-forward", "shared", "latent", "mtp", "head")
+PARTS = ("attention", "attention-out", "recurrent", "feed-forward", "shared", "latent", "mtp", "head", "tables")
 """What formats tell apart from the routed experts: mixers that attend, their output projections where those differ from
 their other maps, mixers that keep a state, feed-forwards that are no mixture, experts that all tokens pass, the maps
-into a latent of the experts and out of it, layers that predict more tokens, and the output head, which stays wide
-unless it is named."""
+into a latent of the experts and out of it, layers that predict more tokens, and the output head and tables beside that
+of tokens, which stay wide unless they are named."""
 
 
 def parts_of(weight: Weight[Any]) -> tuple[str, ...]:
     """Return the parts that a matrix belongs to, the narrowest first; none where it is an expert's or none's."""
     if weight.kind == "head":
         return ("head",)
+    if weight.role == "ngrams":
+        return ("tables",)
     if weight.expert or weight.kind != "matrix" or weight.role in WIDE_ROLES:
         return ()
     if weight.module == "attention" and weight.role == "out":

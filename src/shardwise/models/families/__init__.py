@@ -24,7 +24,7 @@ _MODULES = {
     "moe_windows": "afmoe mimo_v2_flash step3p5 cohere2_moe exaone_moe granitemoe_swa laguna mellum flint kolibri1",
     "latent": """
         deepseek_v2 deepseek_v3 deepseek_v32 axk1 youtu minicpm3 glm_moe_dsa glm4_moe_lite mistral4 longcat_flash
-        deepseek_v4 hy_v4 mistral_large4_text glm5_next_text""",
+        deepseek_v4 deepseek_v41_text hy_v4 mistral_large4_text glm5_next_text""",
     "hybrid": "mamba falcon_mamba mamba2 jamba bamba granitemoehybrid falcon_h1 zamba2",
     "gemma": "gemma3n_text gemma4_text gemma4_unified_text",
     "nemotron": "nemotron_h",
@@ -82,6 +82,7 @@ TEXT_OF: dict[str, str] = {
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "deepseek_v41": "deepseek_v41_text",
     "hy_v4_vl": "hy_v4_vl_text",
     "mistral_large4": "mistral_large4_text",
     "llama4": "llama4_text",

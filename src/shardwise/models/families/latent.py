@@ -5,7 +5,7 @@ Sources: arXiv:2405.04434, arXiv:2412.19437 and the model classes of transformer
 
 from __future__ import annotations
 
-from shardwise.models._architecture import MLP, Architecture, Block, Projection
+from shardwise.models._architecture import MLP, Architecture, Block, MoE, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import CompressedAttention, Indexer, LatentAttention, Mixer
 from shardwise.models.families import _parts as parts
@@ -121,6 +121,76 @@ def deepseek_v4(config: Config) -> Architecture:
     config.expect(not config.flag("mlp_bias"), "mlp_bias", "is not supported", "leave it out")
     layers = parts.build(_compressed_kinds(config, number), block)
     return with_mtp(config, _with_streams(config, parts.language_model(config, layers), streams))
+
+
+def deepseek_v41(config: Config) -> Architecture:
+    """Return DeepSeek-V4.1: layers that share the entries and picks of earlier ones, and embeddings of n-grams.
+
+    Source: transformers' main branch of 2026-09 models/deepseek_v41/modeling_deepseek_v41.py. Layers of hashed n-grams
+    look up a row of each order and head in a table of their own, from which a map makes a key for each residual stream
+    and one value. The three layers that guess tokens (DSpark) have experts of their own.
+    """
+    number, streams, hidden = config.layers(), config.size("hc_mult"), config.size("hidden_size")
+    experts = replace(parts.moe(config, shared_count=True), router_bias=True, correction_bias=True, clamped=True)
+    mixes = streams * (2 + streams)
+    hyper, base = _hyper_connections(config, streams, mixes), replace(_compressed_attention(config), query_norm=False)
+    mixers = _sharing(config, number, base)
+    added, elements, lookup = _ngrams(config, number, streams)
+    config.accept(*_READ_BY_ENGINES)
+
+    def block(mixer: Mixer, adds: bool, ffn: MoE = experts) -> Block:
+        extras, vectors = (*hyper, lookup) if adds else hyper, 2 * streams * hidden if adds else 0
+        # A second bias of the router is of tokens of images.
+        vectors += 2 * (mixes + 3) + ffn.experts
+        return Block(mixers=(mixer,), feed_forward=ffn, extras=extras, extra_vectors=vectors)
+
+    pairs = [(mixer, i in added) for i, mixer in enumerate(mixers)]
+    made = {pair: block(*pair) for pair in dict.fromkeys(pairs)}
+    model = parts.language_model(config, tuple(made[pair] for pair in pairs))
+    config.note(_STREAMS)
+    guessing = replace(
+        experts,
+        experts=config.size("dspark_n_routed_experts", default=experts.experts),
+        top_k=config.size("dspark_num_experts_per_tok", default=experts.top_k),
+    )
+    mtp = (block(base, False, guessing),) * config.predictions()
+    return replace(model, extra_embedding=elements, mtp=mtp)
+
+
+def _ngrams(config: Config, number: int, streams: int) -> tuple[list[int], int, Projection]:
+    """The layers that look up n-grams, the elements of their tables, and what maps the rows that a token finds."""
+    added, tables = config.indices("engram_layer_ids") or [], config.indices("engram_num_embeddings") or []
+    right = len(added) == len(tables) and all(i < number for i in added)
+    config.expect(right, "engram_layer_ids", f"must be layers of 0 to {number - 1} with a table each", "list them")
+    width, hidden = config.size("engram_head_dim"), config.size("hidden_size")
+    rows = config.size("engram_n_heads") * (max(config.size("engram_max_ngram_size"), 2) - 1)
+    maps = Projection(name="engram", inputs=rows * width, outputs=hidden * (streams + 1), streams=streams)
+    return added, sum(tables) * width, maps
+
+
+_READ_BY_ENGINES = (
+    *("engram_vocab_size", "engram_compressed_vocab_size", "engram_pad_token_id", "candidate_source_layer_id"),
+    *("candidate_topk_blocks", "candidate_block_size", "dspark_block_size", "dspark_target_layer_ids", "layer_types"),
+    *("dspark_markov_rank", "dspark_noise_token_id", "num_key_value_heads", "attention_bias", "gate_temp"),
+)
+
+
+def _sharing(config: Config, number: int, base: CompressedAttention) -> list[CompressedAttention]:
+    """The attention of each layer: windows, sources of entries, layers that pick anew, and those that take both."""
+    rates = [*(config.indices("compress_ratios") or []), *[0] * number][:number]
+    sources = config.indices("kv_source_layer_ids") or []
+    picks = {*(config.indices("index_source_layer_ids") or []), *sources}
+    first = next((i for i, rate in enumerate(rates) if rate), number)
+    rule = "must begin with the first layer that compresses"
+    config.expect(first == number or first in sources, "kv_source_layer_ids", rule, f"begin with {first}")
+    own = _indexer(config)
+    shared = replace(own, shared=True)
+    return [
+        replace(base, rate=rate, entries="source" if i in sources else "earlier", indexer=own if i in picks else shared)
+        if rate
+        else base
+        for i, rate in enumerate(rates)
+    ]
 
 
 def _hyper_connections(config: Config, streams: int, mixes: int) -> tuple[Projection, ...]:
@@ -285,6 +355,7 @@ ROWS: dict[str, FamilyRow] = {
     "mistral4": FamilyRow(deepseek),
     "longcat_flash": FamilyRow(longcat_flash, ClassFacts(normalised=False, float_router=True)),
     "deepseek_v4": FamilyRow(deepseek_v4, ClassFacts(normalised=True, norm="rmsnorm-float")),
+    "deepseek_v41_text": FamilyRow(deepseek_v41, ClassFacts(normalised=True, norm="rmsnorm-float")),
     "hy_v4": FamilyRow(hy_v4, ClassFacts(float_weights=True, float_router=True)),
     "glm5_next_text": FamilyRow(glm5_next, ClassFacts(float_weights=True, float_router=True)),
     "mistral_large4_text": FamilyRow(
