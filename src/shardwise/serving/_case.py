@@ -226,18 +226,8 @@ def _stated(case: ServingCase) -> list[str]:
         "all": "all matrices",
     }
     group = f", {form.scale_bits:g} bits of scale data for every {form.group:,} weights" if form.group else ""
-    fraction = job.memory_fraction or engine.memory.fraction
-    share = f"{fraction:g} of" if fraction else "what chunks of prompts and captured graphs leave of"
-    share = "all" if fraction == 1 else share
-    spelled = {
-        "total": f"weights, activations and cache within {share} usable memory",
-        "static": f"weights and cache within {share} usable memory",
-        "free": f"cache within {share} what weights and activations leave",
-    }
     title = case.cluster.device.built(engine.title)
-    stated = f"{show_bytes(job.kv_cache_memory)} of cache as stated, whatever share of the memory that is"
-    budget = stated if job.kv_cache_memory else spelled[engine.memory.budget]
-    notes = [*release_notes(engine), f"engine {engine.name}: {title}", f"memory budget: {budget}"]
+    notes = [*release_notes(engine), f"engine {engine.name}: {title}", f"memory budget: {_budget(case)}"]
     if case.model.family in engine.formats.lacks:
         notes.append(
             f"{title} has no class for {case.model.family} models: figures are those of its kernels, were there one"
@@ -278,6 +268,22 @@ def _stated(case: ServingCase) -> list[str]:
     if case.cluster.usd_per_device_hour is None:
         notes.append("price: not known, no cost given")
     return notes
+
+
+def _budget(case: ServingCase) -> str:
+    """Return the words of what the engine shares out of a device's memory."""
+    job, memory = case.job, case.engine.memory
+    if job.kv_cache_memory:
+        return f"{show_bytes(job.kv_cache_memory)} of cache as stated, whatever share of the memory that is"
+    fraction = job.memory_fraction or memory.fraction
+    share = f"{fraction:g} of" if fraction else "what chunks of prompts and captured graphs leave of"
+    share = "all" if fraction == 1 else share
+    spelled = {
+        "total": f"weights, activations and cache within {share} usable memory",
+        "static": f"weights and cache within {share} usable memory",
+        "free": f"cache within {share} what weights and activations leave",
+    }
+    return spelled[memory.budget]
 
 
 def _idle_words(case: ServingCase) -> list[str]:
