@@ -351,7 +351,8 @@ def test_the_default_of_tying_is_the_familys_own() -> None:
         ({"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True}, "bitsandbytes-int8"),
         ({"quant_method": "auto-round", "bits": 4, "extra_config": {"lm_head": {"bits": 16}}}, "auto-round-int4"),
         ({"quant_method": "auto-round", "bits": 4, "extra_config": {
-            f"model.layers.{i}.self_attn.o_proj": {"bits": 16} for i in range(3)}}, "auto-round-int4+attention=bf16"),
+            f"model.layers.{i}.self_attn.o_proj": {"bits": 16} for i in range(3)}},
+         "auto-round-int4+attention-out=bf16"),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}, "exclude": ["lm_head"]},
          "quark-fp8"),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}},
@@ -426,6 +427,17 @@ def test_steps_of_delta_attention_in_16_bits_leave_its_other_layers_in_fp8() -> 
     whole = [*kept, *(f"model.layers.{i}.linear_attn.out_proj" for i in layers)]
     fp8 = {"quant_method": "fp8", "modules_to_not_convert": whole}
     assert model_from_config({**config, "quantization_config": fp8}).quantization == "fp8+recurrent=bf16"
+
+
+@pytest.mark.parametrize(("left", "parts"), [(None, "+attention-out=bf16"), (1, "+attention=bf16*69/70")])
+def test_output_projections_that_stay_wide_leave_their_attention_in_fp8(left: int | None, parts: str) -> None:
+    """MiMo-V2.5-Pro keeps them in 16 bits, 13.12 GiB of 70 layers, and maps of queries, keys and values in 8."""
+    config = catalogue()["mimo-v2.5-pro"]["config"]
+    section = config["quantization_config"] | {
+        "ignored_layers": [f"model.layers.{i}.self_attn.o_proj" for i in range(left or 0, 70)]
+    }
+    model = model_from_config({**config, "model_type": "mimo_v2", "quantization_config": section})
+    assert model.family == "mimo_v2_flash" and model.quantization == "fp8" + parts
 
 
 @pytest.mark.parametrize("inside", [False, True])

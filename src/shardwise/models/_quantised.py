@@ -248,6 +248,8 @@ def _parts(formats: Mapping[str, str], model: Architecture, own: str, unnamed: s
         others = set(named.values()) - {own}
         if part == "attention" and len(others) == 1 and _all_but_out(named, own, indices):
             parts.append(f"+attention={others.pop()}+attention-out=own")
+        if part == "attention" and len(others) == 1 and _out_alone(named, own, indices):
+            parts.append(f"+attention-out={others.pop()}")
         if others:
             named_layers = len(_layers_named((name for name, form in named.items() if form != own), indices))
             of = "" if named_layers == len(indices) else f"*{named_layers}/{len(indices)}"
@@ -278,6 +280,13 @@ def _all_but_out(formats: Mapping[str, str], own: str, indices: frozenset[int]) 
         for i in indices & {int(layer[1])} if layer else indices:
             maps[i].add(linear[1])
     return all(any(maps[i] >= front for front in _IN_FRONT) for i in indices)
+
+
+def _out_alone(formats: Mapping[str, str], own: str, indices: frozenset[int]) -> bool:
+    """Return whether of all attentions the output projections alone have another format (MiMo-V2.5-Pro)."""
+    others = [name for name, form in formats.items() if form != own]
+    linear = [_LINEAR.search(name) for name in others]
+    return all(one and one[1] == "o" for one in linear) and _layers_named(others, indices) == indices
 
 
 def _layers(model: Architecture) -> dict[str, frozenset[int]]:

@@ -54,6 +54,7 @@ SAME_AS: dict[str, str] = {
     "iquestcoder": "llama",
     "sarvam_moe": "glm4_moe",
     "hy_v4_vl_text": "hy_v4",
+    "mimo_v2": "mimo_v2_flash",
     "sarvam_mla": "deepseek_v3",
     "step3p7_text": "step3p5",
     "qwen2_vl_text": "qwen2",
