@@ -127,6 +127,17 @@ def deepseek_v41(c: dict[str, Any]) -> list[Layer]:
     return found
 
 
+def inkling(c: dict[str, Any]) -> list[Layer]:
+    """Return Inkling's layers: heads of their own in windows, and the last inputs of four convolutions in 16 bits."""
+    found: list[Layer] = []
+    for i in range(c["num_hidden_layers"]):
+        where = "swa_" * (i in c["local_layer_ids"])
+        kv, dim = c[f"{where}num_key_value_heads"], c[f"{where}head_dim"]
+        found.append(keys(c, c["sliding_window_size"] if where else 0, kv=kv, dim=dim))
+        found.append(("ring", (2 * 2 * (kv * dim + c["hidden_size"]), c["sconv_kernel_size"] - 1)))
+    return found
+
+
 def zamba2(c: dict[str, Any]) -> list[Layer]:
     """Return Zamba2's layers: each is Mamba-2, some with attention over twice the width beside it."""
     inner = c["mamba_expand"] * c["hidden_size"]
@@ -201,6 +212,7 @@ def layers_of(c: dict[str, Any]) -> list[Layer]:
         # Every fourth layer has no positions and keeps the latent alone.
         "mistral_large4_text": lambda: [one for i in span for one in latent(c, 0 if every(4)(i) else None, index=True)],
         "deepseek_v4": lambda: deepseek_v4(c),
+        "inkling_text": lambda: inkling(c),
         "deepseek_v41_text": lambda: deepseek_v41(c),
         "longcat_flash": lambda: latent(c) * 2 * n,
         "kimi_linear": lambda: latent(c) * len(c["linear_attn_config"]["full_attn_layers"]) + [
@@ -262,9 +274,9 @@ def layers_of(c: dict[str, Any]) -> list[Layer]:
 # No engine of those below has formulas for them: their caches live in modules, or no engine runs them.
 WITHOUT = {"bert", "roberta", "distilbert", "vit", "gpt_neo", "rwkv", "xlstm", "recurrent_gemma", "lfm3", "gpt2-like"}
 # Their releases do not run it yet.
-WITHOUT_IN = {"sglang": ("deepseek_v41_text",), "llama.cpp": ("deepseek_v41_text",)}
+WITHOUT_IN = {"sglang": ("deepseek_v41_text",), "llama.cpp": ("deepseek_v41_text", "inkling_text")}
 # SGLang 0.5.23 is_hybrid_swa_model, of the families of the catalogue; llama.cpp's architectures with n_swa.
-SGLANG_POOLS = ("gpt_oss", "llama4", "gemma4", "mimo_v2", "step3p", "laguna", "deepseek_v4")
+SGLANG_POOLS = ("gpt_oss", "llama4", "gemma4", "mimo_v2", "step3p", "laguna", "deepseek_v4", "inkling")
 LLAMA_WINDOWS = (
     *("gemma2", "gemma3_text", "gemma3n", "gemma4", "gpt_oss", "llama4", "cohere2", "exaone4", "exaone_moe"),
     *("mimo_v2", "step3p", "olmo3", "afmoe", "laguna"),

@@ -314,6 +314,19 @@ def _step(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any
     return out | {"mlp_layer_types": _types(rng, layers, "dense", "sparse")}
 
 
+def _inkling(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    kv = rng.randint(1, 3)
+    out |= {"swa_num_key_value_heads": kv, "swa_num_attention_heads": kv * rng.randint(1, 3)}
+    out |= {"swa_head_dim": rng.choice((4, 8)), "sliding_window_size": rng.randint(4, 12), "d_rel": rng.randint(2, 6)}
+    out |= {
+        "rel_extent": rng.randint(8, 20),
+        "conv_kernel_size": rng.randint(2, 5),
+        "n_shared_experts": rng.randint(1, 3),
+    }
+    out["layer_types"] = _types(rng, layers, "hybrid_sliding", "hybrid")
+    return out | {"mlp_layer_types": _types(rng, layers, "dense", "sparse")}
+
+
 def _falcon(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
     out.pop("num_key_value_heads", None)
     heads = out["num_attention_heads"]
@@ -521,6 +534,7 @@ RULES = {
     "longcat_flash": _longcat,
     "deepseek_v4": _deepseek_v4,
     "mimo_v2_flash": _mimo,
+    "inkling_text": _inkling,
     "step3p5": _step,
     "olmo_hybrid": _olmo_hybrid,
     "minimax": _minimax,

@@ -49,5 +49,6 @@ from shardwise.models._recurrent import (
     RecurrentGate,
     Rwkv,
     ShortConv,
+    StreamConvs,
 )
 from shardwise.models._tensors import TensorShare, attending_heads, tensor_shares

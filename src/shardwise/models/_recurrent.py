@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from shardwise.models._kept import State
+from shardwise.models._kept import State, TokenCache
 from shardwise.models._mixers import Mixer
 from shardwise.records import dataclass
 
@@ -144,6 +144,33 @@ class ShortConv(Mixer):
     def recurrent_state(self) -> State:
         """The inputs of the convolution."""
         return State(narrow=(self.conv - 1) * self.width)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamConvs(Mixer):
+    """Short convolutions around attention (Inkling).
+
+    Of the keys and values of `kv_heads`, and of what attention and the feed-forward add to a stream of `width`.
+    """
+
+    kv_heads: int
+    head_dim: int
+    width: int
+    conv: int
+
+    def replicates(self) -> tuple[int, ...]:
+        """Key-value heads."""
+        return (self.kv_heads,)
+
+    def caches(self) -> tuple[TokenCache, ...]:
+        """The last inputs of each convolution in 16 bits, those of the stream whole on every tensor-parallel rank.
+
+        github.com/sgl-project/sglang python/sglang/srt/models/inkling.py, InklingConvStream.
+        """
+        heads = TokenCache(
+            heads=self.kv_heads, elements=0, bytes8=2 * 2 * self.head_dim, limit=self.conv - 1, ring=True
+        )
+        return heads, TokenCache(elements=0, bytes8=2 * 2 * self.width, limit=self.conv - 1, ring=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,6 +25,7 @@ from shardwise.models import (
     RecurrentGate,
     Rwkv,
     ShortConv,
+    StreamConvs,
 )
 from shardwise.ops.adapter_parts import NO_LAYER, matches, modules_of
 from shardwise.ops.adapters import prefix_table
@@ -38,7 +39,15 @@ from shardwise.ops.latent import latent_attention
 from shardwise.ops.layout import Layout, LinearShape, belonging, lay_out, matmul
 from shardwise.ops.narrow import quantised, quantised_inputs
 from shardwise.ops.peft_adapters import SHARED, shared
-from shardwise.ops.recurrent import gated_delta, lightning_attention, mlstm, recurrent_gate, rwkv, short_conv
+from shardwise.ops.recurrent import (
+    gated_delta,
+    lightning_attention,
+    mlstm,
+    recurrent_gate,
+    rwkv,
+    short_conv,
+    stream_convs,
+)
 from shardwise.ops.ssm import mamba1, mamba2
 from shardwise.ops.tuning import tuned
 from shardwise.records import replace
@@ -53,6 +62,7 @@ _MIXERS: dict[type, Callable[..., tuple[Op[Any], ...]]] = {
     GatedDelta: gated_delta,
     LightningAttention: lightning_attention,
     ShortConv: short_conv,
+    StreamConvs: stream_convs,
     RecurrentGate: recurrent_gate,
     Rwkv: rwkv,
     Mlstm: mlstm,

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from shardwise.ledger.number import X, minimum
 from shardwise.ledger.op import Op, Tensor
-from shardwise.models import GatedDelta, LightningAttention, Mlstm, NormKind, RecurrentGate, Rwkv, ShortConv
+from shardwise.models import (
+    GatedDelta,
+    LightningAttention,
+    Mlstm,
+    NormKind,
+    RecurrentGate,
+    Rwkv,
+    ShortConv,
+    StreamConvs,
+)
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.ops.ssm import REGION, Scan, convolution, exchanges, inward, kept_tensor, outward, scan_op
@@ -186,6 +195,24 @@ def short_conv(y: Layout[X], mixer: ShortConv, D: int, source: Tensor[X]) -> tup
         memory_op(y, "gates", REGION, moved, saves=(streams, entry, mixed), kernels=2, output_bytes=product.size_bytes),
         exchanges(y, outward(y, D, (width, mixer.width), product, mixer.bias), width, "output"),
     )
+
+
+def stream_convs(y: Layout[X], mixer: StreamConvs, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Return the convolutions around attention: of keys and values, and of two branches as wide as the stream.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("inkling-small"), whole_layout(1, 64)
+    >>> source = y.residual("norm1.output", model.hidden, "norm1")
+    >>> ops = stream_convs(y, model.layers[0].mixers[1], model.hidden, source)
+    >>> sum(w.whole for op in ops for w in op.weights)
+    40960
+    """
+    heads, zero = y.kv_heads(mixer.kv_heads), 0 * y.tokens
+    both = convolution(y, 2 * heads * mixer.head_dim, 2 * mixer.kv_heads * mixer.head_dim, mixer.conv)
+    stream = convolution(y, 2 * mixer.width + zero, 2 * mixer.width, mixer.conv)
+    weights = tuple(replace(weight, name=f"stream.{weight.name}") for weight in stream.weights)
+    return (replace(both, kernels=2), replace(stream, name="stream_conv", kernels=2, weights=weights))
 
 
 def recurrent_gate(y: Layout[X], mixer: RecurrentGate, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:

@@ -21,7 +21,8 @@ _MODULES = {
     "moe": """
         mixtral minimax_m2 olmoe flex_olmo phimoe gpt_oss granitemoe granitemoeshared qwen2_moe qwen3_moe glm4_moe dots1
         hy_v3 solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx aria_text ernie4_5_vl_moe_text""",
-    "moe_windows": "afmoe mimo_v2_flash step3p5 cohere2_moe exaone_moe granitemoe_swa laguna mellum flint kolibri1",
+    "moe_windows": """
+        afmoe mimo_v2_flash step3p5 cohere2_moe exaone_moe granitemoe_swa laguna mellum flint kolibri1 inkling_text""",
     "latent": """
         deepseek_v2 deepseek_v3 deepseek_v32 axk1 youtu minicpm3 glm_moe_dsa glm4_moe_lite mistral4 longcat_flash
         deepseek_v4 deepseek_v41_text hy_v4 mistral_large4_text glm5_next_text""",
@@ -84,6 +85,7 @@ TEXT_OF: dict[str, str] = {
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "deepseek_v41": "deepseek_v41_text",
+    "inkling_mm_model": "inkling_text",
     "hy_v4_vl": "hy_v4_vl_text",
     "mistral_large4": "mistral_large4_text",
     "llama4": "llama4_text",

@@ -1,15 +1,16 @@
 """Experts behind attention whose windows alternate.
 
-Trinity, MiMo, Step, K-EXAONE, Command A+, Granite 4.1, Laguna, Flint and Kolibri.
+Trinity, MiMo, Step, K-EXAONE, Command A+, Granite 4.1, Laguna, Flint, Kolibri and Inkling.
 
 Source: the model classes of transformers 5.24.0, checked to the parameter by `tests/models`.
 """
 
 from __future__ import annotations
 
-from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, MoE
+from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, MoE, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
+from shardwise.models._recurrent import StreamConvs
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
 from shardwise.models.families.moe import with_mtp
@@ -213,6 +214,77 @@ def kolibri1(config: Config) -> Architecture:
     return assemble(config, kinds, [True] * number, cores, replace(experts, shared=shared), norms=4)
 
 
+def inkling(config: Config) -> Architecture:
+    """Return Inkling: biases of relative positions, short convolutions around attention, shared experts in the router.
+
+    A row of `d_rel` values of each head weighs profiles of bias over distance, which are among a layer's vectors, as
+    the router's rows of shared experts and the scales of feed-forwards are. Released files call the experts' width
+    `intermediate_size`, where they have one of dense layers.
+    """
+    number, hidden, rel = config.layers(), config.size("hidden_size"), config.size("d_rel")
+    core = replace(parts.attention(config), qk_norm="head", rotary=False)
+    width, window = config.size("sconv_kernel_size", "conv_kernel_size"), config.size("sliding_window_size", "window")
+    local = replace(
+        core, heads=config.size("swa_num_attention_heads"), kv_heads=config.size("swa_num_key_value_heads"),
+        head_dim=config.size("swa_head_dim"), window=window,
+    )  # fmt: skip
+    released = config.has("dense_intermediate_size")
+    experts = replace(
+        parts.moe(config, shared_count=True, only="intermediate_size" if released else "moe_intermediate_size"),
+        correction_bias=True,
+    )
+    dense = MLP(ffn=config.size("dense_intermediate_size" if released else "intermediate_size"))
+    first = config.count("dense_mlp_idx", default=0)
+    kinds, sparse = _inkling_kinds(config, number), _sparse(config, number, first)
+    ranked, extent = config.count("num_shared_experts") * hidden, config.size("rel_extent")
+    config.accept("shared_expert_sink", "ffn", "expert_ffn", "unpadded_vocab_size", *_INKLING)
+
+    def block(kind: str, is_sparse: bool) -> Block:
+        mixer = local if kind == "sliding" else core
+        convs = StreamConvs(kv_heads=mixer.kv_heads, head_dim=mixer.head_dim, width=hidden, conv=width)
+        biases = Projection(name="relative", inputs=hidden, outputs=mixer.heads * rel)
+        vectors = rel * (mixer.window or extent) + 1 + (ranked if is_sparse else 0)
+        ffn = experts if is_sparse else dense
+        return Block(mixers=(mixer, convs), feed_forward=ffn, extras=(biases,), extra_vectors=vectors)
+
+    pairs = list(zip(kinds, sparse, strict=True))
+    made = {pair: block(*pair) for pair in dict.fromkeys(pairs)}
+    return replace(parts.language_model(config, tuple(made[pair] for pair in pairs)), embedding_norm=True)
+
+
+_INKLING = (
+    *(
+        "log_scaling_n_floor",
+        "log_scaling_alpha",
+        "logits_mup_width_multiplier",
+        "rms_norm_eps_moe_gate",
+        "route_scale",
+    ),
+    *(
+        "use_sconv",
+        "use_embed_norm",
+        "use_gate_bias",
+        "use_global_scale",
+        "norm_after_topk",
+        "gate_activation",
+        "q_bias",
+    ),
+    *("o_bias", "final_logit_softcapping", "chain_hidden_post_norm", "mtp_hidden_states_first", "mtp_local_layer_ids"),
+    *("num_mtp_layers", "number_of_conv_states", "window"),
+)
+
+
+def _inkling_kinds(config: Config, number: int) -> list[str]:
+    """Which layers have windows: by the words of the class, the numbers of released files, or five of six."""
+    words, numbers = config.sequence("layer_types", number), config.indices("local_layer_ids")
+    if words:
+        known = set(words) <= {"hybrid", "hybrid_sliding"}
+        config.expect(known, "layer_types", "must be hybrid or hybrid_sliding for each layer", "list those")
+        return ["sliding" if word == "hybrid_sliding" else "full" for word in words]
+    numbers = [i for i in range(number) if (i + 1) % 6] if numbers is None else numbers
+    return ["sliding" if i in numbers else "full" for i in range(number)]
+
+
 def _sparse(config: Config, number: int, first: int) -> list[bool]:
     """Which layers are MoE: those that `mlp_layer_types` calls so, or all from the `first` on."""
     words = config.sequence("mlp_layer_types", number)
@@ -229,5 +301,6 @@ ROWS: dict[str, FamilyRow] = {
     "cohere2_moe": FamilyRow(cohere2_moe),
     "flint": FamilyRow(flint, ClassFacts(float_weights=True, float_router=True, norm="rmsnorm-float")),
     "kolibri1": FamilyRow(kolibri1, ClassFacts(float_weights=True, float_router=True)),
+    "inkling_text": FamilyRow(inkling, ClassFacts(normalised=True)),
     "laguna": FamilyRow(laguna, ClassFacts(normalised=True, joined_rotary=True)),
 }
