@@ -98,6 +98,9 @@ def attentions(draw: st.DrawFn) -> Attention:
         qk_norm=draw(st.sampled_from(("none", "head"))),
         window=draw(st.sampled_from((0, 0, 512, 4096))),
         output_gate=draw(st.sampled_from((False, False, True))),
+        viewed_keys=kv_heads == 1 and draw(st.booleans()),
+        masked=draw(st.sampled_from((False, False, True))),
+        narrow_softmax=draw(st.sampled_from((False, False, True))),
     )
 
 

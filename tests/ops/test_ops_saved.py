@@ -98,6 +98,40 @@ def test_layers_of_encoders_keep_their_exact_bytes(case: Any, saved: int) -> Non
     assert _kept(on_cpu(layout({"S": S}, stack)), replace(block, mixers=mixers), 64) == saved
 
 
+WIDE: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 2, "vocab_size": 1000}
+FALCON: dict[str, Any] = WIDE | {"model_type": "falcon", "alibi": False, "bias": False}
+FALCON_7B, FALCON_40B = (
+    FALCON | {"multi_query": True},
+    FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
+)
+GROUPLESS = FALCON | {"multi_query": False}
+OLMO = WIDE | {"model_type": "olmo", "num_key_value_heads": 2, "intermediate_size": 1408}
+# Falcon takes its one key and one value by a list of one index each, which are kept.
+OWN_WAYS = [
+    (FALCON_7B, "transformers", 2, 13_109_264 - 16),
+    (FALCON_7B, "transformers", 4, 18_878_480 - 16),
+    (FALCON_7B, "transformers-eager", 2, 9_439_248 - 16),
+    (FALCON_40B, "transformers", 2, 8_146_960 - 16),
+    (FALCON_40B, "transformers-eager", 2, 9_965_584 - 16),
+    (GROUPLESS, "transformers", 2, 8_669_184),
+    (GROUPLESS, "transformers-eager", 2, 9_439_232),
+    (OLMO, "transformers", 2, 10_248_192),
+    (OLMO, "transformers-eager", 2, 17_309_696),
+]
+
+
+@pytest.mark.parametrize(("config", "stack", "width", "saved"), OWN_WAYS)
+def test_classes_with_ways_of_their_own_keep_their_exact_bytes(config: Any, stack: str, width: int, saved: int) -> None:
+    """Two sequences of 256 tokens, counted with saved-tensor hooks on torch 2.13.0 and transformers 5.24.0.
+
+    Falcon's one head of keys is a view, for which SDPA has no fused kernel; it has a mask of its own otherwise, and its
+    softmax is in the type of the scores. OLMo's LayerNorm is of an fp32 copy.
+    """
+    model = model_from_config(config)
+    work = {"B": 2, "S": 256, "activation_bytes": width, "weight_bytes": width}
+    assert _kept(on_cpu(layout(work, stack)), model.layers[1], model.hidden) == saved
+
+
 @pytest.mark.parametrize(("width", "norm"), [(2, 6), (4, 8)])
 def test_the_end_of_a_model_keeps_its_terms(width: int, norm: int) -> None:
     """The final norm keeps 6 D + 4 (8 D + 4 in fp32) a token, the head its input."""

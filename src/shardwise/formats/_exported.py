@@ -304,7 +304,7 @@ T = TypeVar("T")
 _OWN_WAY: dict[str, Any] = {
     "fused_projection": False, "joined_rotary": False, "float_weights": False, "float_router": False,
     "qk_norm_kind": "rmsnorm", "normalised": False, "scaled_gate": False, "chosen_softmax": False,
-    "router_norm": False, "all_tokens": False,
+    "router_norm": False, "all_tokens": False, "viewed_keys": False, "masked": False, "narrow_softmax": False,
 }  # fmt: skip
 
 

@@ -13,13 +13,13 @@ from shardwise.records import dataclass, replace
 
 NormKind: TypeAlias = Literal[
     "rmsnorm", "rmsnorm-float", "rmsnorm-offset", "rmsnorm-power", "rmsnorm-no-weight", "rmsnorm-power-no-weight",
-    "layernorm", "layernorm-no-bias", "layernorm-float", "layernorm-no-weight", "none",
+    "layernorm", "layernorm-no-bias", "layernorm-float", "layernorm-no-weight", "layernorm-wide-no-weight", "none",
 ]  # fmt: skip
 """How a norm is learned, and where transformers applies its weights.
 
 "rmsnorm-offset" stores its weights as an offset from one (Gemma, Qwen3-Next), "rmsnorm-float" meets them in fp32
 (OLMo 2, gpt-oss), "rmsnorm-power" casts them to fp32 and takes a power of the mean square (Gemma 4), "layernorm-float"
-has no bias and is written out in fp32 (Cohere).
+has no bias and is written out in fp32 (Cohere), "layernorm-wide-no-weight" runs on an fp32 copy (OLMo).
 """
 
 
@@ -40,7 +40,10 @@ class CoreSizes:
 
 @dataclass(frozen=True, slots=True)
 class KeyHeads:
-    """The heads of keys and values of softmax attention: how many, their widths, those of queries, learnt sinks."""
+    """The heads of keys and values of softmax attention: how many, their widths, those of queries, learnt sinks.
+
+    `viewed_keys` is whether all query heads are handed the one head as a view.
+    """
 
     heads: int
     head_dim: int
@@ -48,6 +51,7 @@ class KeyHeads:
     query_heads: int
     windowed: bool
     sinks: bool = False
+    viewed_keys: bool = False
 
 
 class Mixer:
@@ -165,7 +169,9 @@ class Attention(Mixer):
     which is a linear layer of its own where it is `gate_apart`, `head_gate` one of every head. `v_norm` has no weights.
     `rotary` is whether positions rotate queries and keys, `softcap` whether scores go through a tanh, `indexer` what
     picks the tokens attended to. `fused_projection` is one matrix for queries, keys and values, of which what is not
-    rotated is a view; `joined_rotary` puts heads together from a rotated and an unrotated part.
+    rotated is a view; `joined_rotary` puts heads together from a rotated and an unrotated part. `viewed_keys` are
+    one head that its class hands to all query heads as a view; `masked` classes give SDPA a mask where it would need
+    none, and a `narrow_softmax` is in the type of the scores.
     """
 
     attends: ClassVar[bool] = True
@@ -193,6 +199,9 @@ class Attention(Mixer):
     softcap: bool = False
     fused_projection: bool = False
     joined_rotary: bool = False
+    viewed_keys: bool = False
+    masked: bool = False
+    narrow_softmax: bool = False
     indexer: Indexer | None = None
 
     @property
@@ -252,7 +261,8 @@ class Attention(Mixer):
 
     def cached_heads(self) -> KeyHeads:
         """Those of a layer, whether it makes them itself or reads those of an earlier one."""
-        return KeyHeads(self.kv_heads, self.head_dim, self.value_dim, self.heads, self.window > 0, self.sinks)
+        heads = KeyHeads(self.kv_heads, self.head_dim, self.value_dim, self.heads, self.window > 0, self.sinks)
+        return replace(heads, viewed_keys=self.viewed_keys)
 
     def cost_breakpoints(self) -> tuple[int, ...]:
         """Its window or chunk, and the tokens that its indexer picks."""

@@ -94,6 +94,7 @@ def core_of(y: Layout[X], mixer: Attention) -> AttentionCore[X]:
     return AttentionCore(
         heads=y.split(mixer.heads), kv_heads=y.kv_heads(mixer.kv_heads), key_dim=mixer.head_dim,
         value_dim=mixer.value_dim, repeats=mixer.heads // mixer.kv_heads, caps=mixer.softcap, sinks=mixer.sinks,
+        viewed_keys=mixer.viewed_keys, masked=mixer.masked, narrow=mixer.narrow_softmax,
         mask=AttentionMask(window=mixer.window or _picked(mixer), chunk=mixer.chunk, causal=mixer.causal),
     )  # fmt: skip
 

@@ -35,7 +35,9 @@ class AttentionMask:
 class AttentionCore(Generic[X]):
     """The sizes of one attention core on a rank; `repeats` is how many query heads of the model share a key-value head.
 
-    `caps` marks scores that go through a tanh (Gemma 2), `sinks` a learnt score beside those of a row (gpt-oss).
+    `caps` marks scores that go through a tanh (Gemma 2), `sinks` a learnt score beside those of a row (gpt-oss). One
+    head of keys may be a view for all (`viewed_keys`), a mask made though all is causal (`masked`), the softmax in the
+    type of the scores (`narrow`).
     """
 
     heads: X
@@ -46,6 +48,9 @@ class AttentionCore(Generic[X]):
     mask: AttentionMask = AttentionMask()
     caps: bool = False
     sinks: bool = False
+    viewed_keys: bool = False
+    masked: bool = False
+    narrow: bool = False
 
     @property
     def dims(self) -> int:

@@ -31,10 +31,10 @@ def attention_core(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X]
     """
     if y.stack.attention != "flash":
         ops = unfused(y, core, inputs)
-    elif is_masked(y, core):
-        ops = _masked(y, core, inputs)
+    elif lacks_kernel(y, core):
+        ops = _in_steps(y, core, inputs)
     else:
-        ops = _in_steps(y, core, inputs) if lacks_kernel(y, core) else (fused(y, core, inputs),)
+        ops = _masked(y, core, inputs) if is_masked(y, core) else (fused(y, core, inputs),)
     return (*ops, *exchange_copies(y, core), *merged_outputs(y, core))
 
 
@@ -72,7 +72,8 @@ def is_masked(y: Layout[X], core: AttentionCore[X]) -> bool:
     >>> [is_masked(whole_layout(1, 64, stack=name), core) for name in ("transformers", "axolotl")]
     [True, False]
     """
-    return _calls_sdpa(y, core) and bool(core.mask.limit)
+    own = core.masked and not y.stack.repeats_kv
+    return _calls_sdpa(y, core) and bool(core.mask.limit or own)
 
 
 def _calls_sdpa(y: Layout[X], core: AttentionCore[X]) -> bool:
@@ -108,7 +109,8 @@ def lacks_kernel(y: Layout[X], core: AttentionCore[X]) -> bool:
 
     FlashAttention takes groups of up to 256 values, in 16 bits, from compute capability 8.0 on; the memory-efficient
     kernel takes none (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). A window makes a mask, before which
-    transformers repeats keys and values.
+    transformers repeats keys and values. One head that all are handed as a view is no group to them
+    (sdp_utils_cpp.h check_batch_size_and_num_heads_dense: as many heads of keys as of queries but with enable_gqa).
 
     >>> from shardwise.ops.count import whole_layout
     >>> lacks_kernel(whole_layout(1, 64), AttentionCore(heads=8, kv_heads=2, key_dim=512, value_dim=512, repeats=4))
@@ -116,7 +118,20 @@ def lacks_kernel(y: Layout[X], core: AttentionCore[X]) -> bool:
     """
     if core.repeats == 1 or core.mask.window or core.mask.chunk or y.work.phase != "train":
         return False
+    if views_keys(y.stack, core.viewed_keys):
+        return True
     return leaves_heads(y.stack, core.key_dim, y.work.widest_group)
+
+
+def views_keys(stack: Stack, viewed: bool) -> bool:
+    """Return whether a class that hands one head of keys as a view for all hands it to SDPA.
+
+    >>> from shardwise.plans import find_stack
+    >>> [views_keys(find_stack(name), True) for name in ("transformers", "axolotl", "litgpt")]
+    [True, False, False]
+    """
+    by_torch = stack.calls_sdpa and stack.attention == "flash" and not stack.repeats_kv
+    return by_torch and viewed
 
 
 def leaves_heads(stack: Stack, width: int, widest_group: int) -> bool:
@@ -136,7 +151,8 @@ def _in_steps(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...
     """Return PyTorch's attention in fp32, kernel by kernel, which keeps its operands and the softmax.
 
     Queries, keys and values are widened and scaled, those that are shared repeated; the causal mask is added, and the
-    softmax looks for rows without a key. Its steps hold 13 bytes a score at once, of which 4 are kept. Source:
+    softmax looks for rows without a key; one head that all view is copied for them where there are more sequences. Its
+    steps hold 13 bytes a score at once, of which 4 are kept. Source:
     aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math; what it keeps was recorded
     with saved-tensor hooks of torch 2.13.0 (tests/data/tuning/sdpa_math.json).
     """
@@ -144,9 +160,12 @@ def _in_steps(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...
     scores, half = T * core.heads * S, core_flops(y, core) / 2
     names = ("attention.wide queries", "attention.wide keys", "attention.wide values")
     wide = (core.key_dim, core.key_dim, core.value_dim)
+    shared = above(y.work.B, 1, core.heads, 1 + 0 * T) if core.viewed_keys else core.heads
     queries, keys, values = (
-        Tensor(name=name, size_bytes=4 * T * core.heads * width, born=CORE, read_for=other)
-        for name, width, other in zip(names, wide, (names[1], names[0], "attention.softmax"), strict=True)
+        Tensor(name=name, size_bytes=4 * T * heads * width, born=CORE, read_for=other)
+        for name, width, heads, other in zip(
+            names, wide, (core.heads, shared, shared), (names[1], names[0], "attention.softmax"), strict=True
+        )
     )
     softmax = Tensor(name="attention.softmax", size_bytes=4 * scores, born=CORE)
     ahead, back = context_messages(y, core)

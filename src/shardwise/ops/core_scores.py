@@ -6,7 +6,7 @@ for what it keeps.
 
 from __future__ import annotations
 
-from shardwise.ledger.number import X, divide
+from shardwise.ledger.number import X, above, divide
 from shardwise.ledger.op import Op, Tensor
 from shardwise.ops.core import CORE, AttentionCore, context_messages, core_flops
 from shardwise.ops.layout import Layout, memory_op
@@ -22,6 +22,8 @@ def _repeated(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...
         return inputs
     queries, *shared = inputs
     groups = core.heads / core.kv_heads
+    if core.viewed_keys:  # copies for products in batches, but of one sequence
+        groups = above(y.work.B, 1, groups, 1 + 0 * groups)
     copies = (
         Tensor(name=f"attention.repeated {name}", size_bytes=t.size_bytes * groups, born=CORE)
         for name, t in zip(("keys", "values"), shared, strict=True)
@@ -51,7 +53,7 @@ def unfused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...])
     more = sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores)
     forward, backward = 2 * y.a * scores + more, 2 * y.a * scores + more + kept[0].size_bytes
     if y.stack.attention == "eager":
-        ahead_bytes, back_bytes = _sink_bytes(y) if core.sinks else _eager_bytes(y)
+        ahead_bytes, back_bytes = _eager_bytes(y, core)
         forward, backward = ahead_bytes * scores + more, back_bytes * scores + more
     first = _product(y, "attention.scores", (T, keys_seen, core.key_dim + 0 * T), core.heads, (queries, keys))
     last = _product(y, "attention.context", (T, core.value_dim + 0 * T, keys_seen), core.heads, (probabilities, values))
@@ -84,6 +86,9 @@ def _softmax(y: Layout[X], core: AttentionCore[X], scores: X) -> tuple[tuple[Ten
     def score_tensor(name: str, width: int) -> Tensor[X]:
         return Tensor(name=f"attention.{name}", size_bytes=width * scores, born=CORE)
 
+    if eager and core.narrow:
+        narrow = score_tensor("softmax", y.a)
+        return (narrow,), narrow, 3
     softmax = score_tensor("softmax", 4 if eager else y.a)
     kept, probabilities, kernels = [softmax], softmax, 4 if eager else 1
     if y.drops("softmax") and not eager:
@@ -97,16 +102,20 @@ def _softmax(y: Layout[X], core: AttentionCore[X], scores: X) -> tuple[tuple[Ten
     return tuple(kept), probabilities, kernels
 
 
-def _eager_bytes(y: Layout[X]) -> tuple[int, int]:
+def _eager_bytes(y: Layout[X], core: AttentionCore[X]) -> tuple[int, int]:
     """Return the bytes a score that transformers' eager attention moves between its GEMMs, forward and backward.
 
     Forward scores are multiplied by the scale, the mask is added, the softmax writes fp32, and a copy has the type of
     the queries (transformers 5.17 models/llama/modeling_llama.py eager_attention_forward; 4.40 LlamaAttention alike).
     Backward the gradient is widened, multiplied by the softmax in a kernel of its own, goes through the softmax, is
     narrowed (by the same kernel for fp16), and multiplied by the scale (`_made_back` has the sources). The mask of one
-    sequence serves all heads out of the cache.
+    sequence serves all heads out of the cache. A narrow softmax writes no fp32, its scale is applied in place.
     """
     a = y.a
+    if core.sinks:
+        return _sink_bytes(y)
+    if core.narrow:
+        return 2 * a + 2 * a + 2 * a, 3 * a + 2 * a
     copied = 4 + a if a < 4 else 0
     narrowed = a - 4 if y.work.dtype == "fp16" else copied
     return 2 * a + 2 * a + (a + 4) + copied, copied + 12 + (12 + narrowed) + 2 * a
@@ -130,8 +139,9 @@ def _made_back(y: Layout[X], core: AttentionCore[X]) -> int:
     """
     if y.stack.attention != "eager" or y.work.phase != "train":
         return 0
-    if core.sinks:
-        return 2 * y.a  # the gradient of the scores, and that of the maximum among zeros
+    if core.sinks or core.narrow:
+        # The gradient of the scores, and that of the maximum among zeros or of the probabilities.
+        return 2 * y.a
     scores = 2 if y.work.dtype == "fp16" else 4
     return 4 + 4 + scores - (y.a if y.a < 4 else 0)
 

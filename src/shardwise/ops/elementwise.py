@@ -78,6 +78,9 @@ def norm_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X], 
     """
     if y.stack.norm == "eager" and n.by_modules:
         return _module_saves(y, n, source)
+    if _casts_around(y, n):
+        wide = Tensor(name=f"{n.name}.fp32", size_bytes=4 * n.elements, born=n.region)
+        return source if y.a == 4 else wide, Tensor(name=f"{n.name}.statistics", size_bytes=8 * n.rows, born=n.region)
     one_value = n.kind.startswith("rmsnorm") or n.kind == "none"
     width = 4 if y.a == 4 or one_value or y.choices.autocast else y.stack.layernorm_statistics_bytes
     size = width * n.rows * (1 if one_value else 2)
@@ -86,6 +89,11 @@ def norm_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X], 
         copy_bytes = y.stack.settings.norm_bytes * n.elements
         source = Tensor(name=f"{n.name}.wide input", size_bytes=copy_bytes, born=n.region)
     return source, Tensor(name=f"{n.name}.statistics", size_bytes=size, born=n.region)
+
+
+def _casts_around(y: Layout[X], n: Norm[X]) -> bool:
+    """Whether a LayerNorm runs on an fp32 copy: transformers 5.24.0 models/olmo/modeling_olmo.py OlmoLayerNorm."""
+    return y.stack.norm == "eager" and n.kind == "layernorm-wide-no-weight"
 
 
 def _module_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X], ...]:
@@ -120,6 +128,8 @@ def _module_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X
 
 # How often the steps of an unfused RMSNorm read or write the stream, forward and backward: in 16 bits, and in fp32.
 _UNFUSED, _UNFUSED_WIDE = (18, 36), (7, 14)
+# LayerNorm between a cast to fp32 and one back: 20 bytes an element of 16 bits, and 24 back.
+_CAST_AROUND = (10, 12)
 # The same of one kernel over rows that are cast to fp32 before it: 12 bytes an element, and 22 back.
 _WIDENED = (6, 11)
 
@@ -139,6 +149,8 @@ def norm_op(y: Layout[X], n: Norm[X], source: Tensor[X]) -> Op[X]:
     widened = y.stack.norm == "widened" and y.a < 4
     fused = _WIDENED if widened else (2, 3 + again)
     passes = (_UNFUSED if y.a < 4 else _UNFUSED_WIDE) if unfused else fused
+    if _casts_around(y, n) and y.a < 4:
+        passes, widened = _CAST_AROUND, True
     moved = (passes[0] * stream, passes[1] * stream)
     if y.stack.settings.norm_bytes not in (0, y.a) and not unfused:
         width = y.stack.settings.norm_bytes

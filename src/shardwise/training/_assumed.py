@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwise.cost import WIDE_DTYPES, family_of
 from shardwise.models import Block, Model, attention_limits
 from shardwise.ops import count_parameters
-from shardwise.ops.core_kernels import leaves_heads
+from shardwise.ops.core_kernels import leaves_heads, views_keys
 from shardwise.ops.elementwise import written_in_python
 from shardwise.ops.experts import has_fp32_experts
 from shardwise.plans import (
@@ -226,6 +226,13 @@ def _attention_notes(case: TrainingCase) -> list[str]:
     if case.stack.attention == "flash" and unfused:
         title = f"heads of {max(unfused)} values, which no fused kernel of {case.stack.title} trains"
         return [f"attention over the matrix of scores, which is kept: {title}; --recompute selective drops it"]
+    heads = [keys for m in mixers if (keys := m.cached_heads()) is not None]
+    if any(views_keys(case.stack, one.viewed_keys) for one in heads):
+        return [
+            *notes,
+            "attention in steps, which keep fp32 scores: its class hands SDPA one head of keys for all, which no fused "
+            "kernel of PyTorch takes; --attn-implementation flash_attention_2 keeps none",
+        ]
     if any(leaves_heads(case.stack, width, case.widest_group) for width in shared):
         type_of = "for heads in fp32 that" if wide_layers else "for heads that"
         return [

@@ -163,7 +163,11 @@ def _is_gated(config: Config) -> bool:
 
 
 def falcon(config: Config) -> Architecture:
-    """Return Falcon: parallel blocks, multi-query (7B) or grouped (40B, 180B) attention."""
+    """Return Falcon: parallel blocks, multi-query (7B) or grouped (40B, 180B) attention.
+
+    Its class hands one head of keys to all as a view, and always makes a mask (transformers 5.24.0
+    models/falcon/modeling_falcon.py); that of ALiBi is of numbers, which all layers share.
+    """
     heads, bias, new = config.size("num_attention_heads"), config.flag("bias"), config.flag("new_decoder_architecture")
     multi_query, parallel = config.flag("multi_query"), config.flag("parallel_attn")
     given = parts.kv_heads(config, heads)
@@ -175,6 +179,9 @@ def falcon(config: Config) -> Architecture:
         out_bias=bias,
         rotary=not config.flag("alibi"),
         fused_projection=True,
+        viewed_keys=multi_query and not new,
+        masked=not config.flag("alibi"),
+        narrow_softmax=True,
     )
     two = config.count("num_ln_in_parallel_attn") or (2 if new else 1)
     norms = two if parallel else 2

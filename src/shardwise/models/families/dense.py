@@ -74,7 +74,7 @@ STYLES: dict[str, Style] = {
     "glm_ocr_text": _BARE._replace(norms=4, joined_rotary=True, fused_gate=True),
     "mllama_text_model": _BARE,
     "helium": Style(norm="rmsnorm-float", out_bias=False),
-    "olmo": _MLP_FREE._replace(norm="layernorm-no-weight"),
+    "olmo": _MLP_FREE._replace(norm="layernorm-wide-no-weight"),
     "olmo2": _OLMO2,
     "olmo3": _OLMO2._replace(windows="types", pattern=parts.THREE_OF_FOUR),
     "exaone4": _BARE._replace(qk_norm="head", windows="types", pattern=parts.THREE_OF_FOUR),
