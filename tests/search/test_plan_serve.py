@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -164,6 +165,23 @@ def test_a_load_without_a_rate_is_refused() -> None:
         plan_serve(load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb"), asked)
     with pytest.raises(InputError, match="objective"):
         plan_serve(load_model("gpt2"), Cluster.parse("8xh100-sxm-80gb"), workload(1.0), None, None, (SMALL, "x", 1))
+
+
+def test_a_limit_on_tokens_that_no_answer_has_is_refused_before_the_search() -> None:
+    """Answers of one token have no TPOT: not even where nothing fits is that a limit that was missed."""
+    asked = replace(workload(1.0), output_tokens=Length(mean=1))
+    options = LoadOptions(limits=(Limit(metric="tpot", quantile="p99", seconds=0.1),))
+    with pytest.raises(InputError, match="answers have one token"):
+        plan_serve(load_model("deepseek-v3"), Cluster.parse("1xh100-sxm-80gb"), asked, None, options)
+
+
+def test_a_pool_that_has_nothing_to_decode_carries_any_load() -> None:
+    """Answers of one token leave SGLang's second pool no steps, which no division by their seconds says aloud."""
+    words = "plan serve llama-3.1-8b --on 4xh100 --rate 20/s --input-tokens 1000 --output-tokens 1 --engine sglang"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = run(*words.split(), "--pools", "disaggregated", "--top", "1", "--requests", "400")
+    assert done.status == 0, done.out + done.err
 
 
 COMMAND = ("plan", "serve", "llama-3.1-8b", "--rate", "20/s", "--input-tokens", "1000", "--output-tokens", "100")

@@ -40,4 +40,13 @@ class Limit:
         if not (math.isfinite(self.seconds) and self.seconds > 0):
             name = f"{self.quantile}_{self.metric}"
             problems.add(name, self.seconds, "must be more than 0 seconds", "use for example 1s")
+        elif self.metric in ("tpot", "itl") and not problems.items and self._most_output(workload) < 2:
+            rule = "is of tokens after the first, and answers have one token"
+            fix = "use more --output-tokens, or a limit on the first token such as --p99-ttft"
+            problems.add(f"{self.quantile}_{self.metric}", self.seconds, rule, fix)
         return problems
+
+    def _most_output(self, workload: Workload) -> int:
+        """Return the most output tokens of a request of the limit's class, of all where none is named."""
+        of_class = (one.output_tokens.largest for one in workload.classes if one.name == self.of)
+        return max(of_class, default=workload.longest[1])

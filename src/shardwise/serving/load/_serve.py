@@ -74,20 +74,11 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
         if wrong := limit.problems(workload).items:
             problems.items.extend(wrong)
             continue
-        if limit.metric in ("tpot", "itl") and _most_output(workload, limit.of) < 2:
-            rule = "is of tokens after the first, and answers have one token"
-            fix = "use more --output-tokens, or a limit on the first token such as --p99-ttft"
-            problems.add(f"{limit.quantile}_{limit.metric}", limit.seconds, rule, fix)
         needed = limit.needed_of(workload)
         if workload.count < needed:
             rule = f"are too few for a {limit.quantile}{f' of {limit.of}' if limit.of else ''}: {needed} are needed"
             problems.add("requests", workload.count, rule, f"use {needed} or more")
     return problems
-
-
-def _most_output(workload: Workload, name: str) -> int:
-    """Return the most output tokens of a request of a class, of all where none is named."""
-    return max((one.output_tokens.largest for one in workload.classes if one.name == name), default=workload.longest[1])
 
 
 def policy_for(case: ServingCase, job: Serving, workload: Workload, options: LoadOptions) -> Policy:

@@ -129,7 +129,8 @@ class Replicas:
     @cached_property
     def capacity(self) -> Any:
         """Requests a second that a replica carries of those that come one by one, or one of its groups of attention."""
-        return 1 / self.carried_seconds
+        with np.errstate(divide="ignore"):  # endless where answers leave nothing to decode
+            return 1 / self.carried_seconds
 
     @cached_property
     def _weights(self) -> Any:
@@ -359,7 +360,6 @@ class Replicas:
         # Seconds a token as requests have it: short answers linger as long as others.
         per_token = mean_of(pace.lingering_per_step, *made, "prompts that came with its own")
         per_token = (tokens * moments.whole_steps if moments.made > 1 else tokens) + per_token
-        stable = rate < most_served
         values = {
             "running": (chance * n).sum(axis=-1) + past * most,
             "ttft_seconds": ttft,
@@ -367,7 +367,7 @@ class Replicas:
             "e2e_seconds": ttft + moments.steps * (tokens + lingering / steps),
             "waiting_seconds": waiting,
         }
-        values = {k: np.where(stable, v, math.inf) for k, v in values.items()}
+        values = {k: np.where(rate < most_served, v, math.inf) for k, v in values.items()}
         return Steady(full_seconds=self._seconds[:, -1], carried_seconds=self._seconds[:, -1], rate=rate, **values)
 
     def _waiting(self, rate: Any, shape: tuple[Any, Any, Any], whole: Any, load: Any, turns: Any) -> Any:
