@@ -28,6 +28,9 @@ CASES = (
     "nemo llama-3.1-8b --on 8xh100 --tp 2 --recompute full --adapter lora",
     "nemo qwen3-30b-a3b --on 8xh100 --ep 4 --stack megatron-bridge-alltoall",
     "nemo mixtral-8x7b --on 8xh100 --ep 4 --stack megatron-bridge-alltoall --capacity-factor 1.25",
+    "nemo llama-3.1-8b --on 8xh100 --tp 2 --no-overlap-dp",
+    "megatron llama-3.1-8b --on 8xh100 --tp 2 --no-overlap-dp",
+    "megatron llama-3.1-8b --on 8xh100 --pp 4 --vpp 2 --no-overlap-pp",
 )
 
 
@@ -46,8 +49,30 @@ def test_a_file_that_was_written_is_predicted_as_what_was_asked(words: str, tmp_
 
 STACKS = {
     "trl": "trl", "llamafactory": "llama-factory", "llamafactory_v1": "llama-factory-v1", "axolotl": "axolotl",
-    "torchtune": "torchtune", "nemo": "megatron-bridge",
+    "torchtune": "torchtune", "nemo": "megatron-bridge", "megatron": "megatron",
 }  # fmt: skip
+
+
+SAID = (
+    ("deepspeed gpt2 --sharding zero2 --no-overlap-dp", {"ds_config.json": '"overlap_comm": false'},
+     "overlap_dp False: no setting of DeepSpeed says all of it"),
+    ("deepspeed gpt2 --sharding zero2 --no-overlap-tp", {"ds_config.json": '"overlap_comm": true'}, ""),
+    ("fsdp llama-3.1-8b --no-overlap", {}, "overlap False: no setting of accelerate says it"),
+    ("fsdp llama-3.1-8b --ideal", {}, "ideal True: no setting of accelerate says it"),
+    ("megatron llama-3.1-8b --pp 4 --vpp 2 --no-overlap", {"llama-3.1-8b.sh": "--no-overlap-p2p-communication"}, ""),
+    ("megatron llama-3.1-8b --tp 2 --no-overlap", {"llama-3.1-8b.sh": "--transformer-impl"},
+     "overlap False: no setting of Megatron-LM says all of it"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "texts", "unsaid"), SAID)
+def test_what_is_exposed_is_a_switch_of_the_framework_or_named(words: str, texts: dict[str, str], unsaid: str) -> None:
+    """Communication that flags expose is switched off where a framework can, and else the file names the flag."""
+    target, model, *flags = words.split()
+    flags += ["--on", "8xh100", "--micro-batch", "1", "--global-batch", "64", "--seq-len", "1024"]
+    tree = run("export", target, model, *flags, "--json").tree
+    assert all(text in tree["files"][name] for name, text in texts.items())
+    assert [one for one in tree["assumptions"] if "no setting" in one] == ([unsaid] if unsaid else [])
 
 
 def test_what_an_adapter_is_kept_in_is_refused_where_no_setting_says_it() -> None:

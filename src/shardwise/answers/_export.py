@@ -12,6 +12,7 @@ from shardwise.answers._answer import Answer, print_error
 from shardwise.answers._case import USUAL_ENGINE
 from shardwise.answers._commands import command
 from shardwise.answers._converters import fail
+from shardwise.answers._imposed import exported_imposed
 from shardwise.answers._infer import ask as ask_batch
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
@@ -101,14 +102,14 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport, list[str]]
         stack=report.case.stack,
         named=_named(inputs),
     )
-    module = import_module(f"shardwise.formats.{target}")
-    exported: Exported = module.export(stated)
+    export: Callable[[ExportCase], Exported] = import_module(f"shardwise.formats.{target}").export
+    exported, imposed = exported_imposed(inputs, stated, report, export)
     if "wrap" in inputs.values:
         from shardwise.formats import processes
 
         nodes, each = processes(stated)
         exported = _wrapped(inputs, replace(exported, nodes=nodes, node_devices=each), report)
-    apart = _apart(exported, (TRAINING, stated.job), (SETTINGS, stated.stack.settings))
+    apart = [*_apart(exported, (TRAINING, stated.job), (SETTINGS, stated.stack.settings)), *imposed]
     report = replace(report, assumptions=(*report.assumptions, *apart))
     notes = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
     files = {name: commented(name, text, notes) for name, text in exported.files.items()}
