@@ -35,6 +35,12 @@ def test_kernels_of_the_gated_delta_rule_take_what_was_measured(batch: int, toke
     assert _scan(8, batch, tokens) == pytest.approx(measured, rel=0.22)
 
 
+@pytest.mark.parametrize(("tokens", "measured"), [(65536, 2338e-6), (32768, 1123e-6)])
+def test_chunks_wait_on_cards_of_blackwell_with_gddr(tokens: int, measured: float) -> None:
+    """Two key and eight value heads on RTX PRO 6000: github.com/flashinfer-ai/flashinfer pull 3659, FLA/Triton."""
+    assert _scan(8, 1, tokens, "nvidia-rtx-pro-6000-blackwell-server-edition") == pytest.approx(measured, rel=0.03)
+
+
 def test_chunks_of_a_sequence_wait_for_each_other_whatever_tp_is() -> None:
     """What does not shrink with tp are the chunks of one sequence; two of half as many tokens wait half as long."""
     tokens, each = 16384, chain_seconds("blackwell")
