@@ -3,8 +3,10 @@
 Nothing of shardwise is imported: keys of `config.json` are read again, by model type. Sources: vLLM 0.33.0
 vllm/v1/kv_cache_interface.py (bytes of a page), vllm/model_executor/layers/mamba/mamba_utils.py (states) and the
 models' own code; SGLang 0.5.23 python/sglang/srt/configs/mamba_utils.py, model_config.py (pools of windows) and
-mem_cache/kv_cache_configurator.py; llama.cpp src/llama-hparams.cpp (n_embd_k_gqa, n_embd_r, n_embd_s) and
-src/llama-model.cpp (create_memory). Run by hand: `python tests/oracles/make_cache_goldens.py`.
+mem_cache/kv_cache_configurator.py; TensorRT-LLM of 2026-10 tensorrt_llm/_torch/pyexecutor/resource_manager.py
+(get_cache_size_per_token), config_utils.py (resolve_ssm_cache_dtype) and mamba_cache_manager.py; llama.cpp
+src/llama-hparams.cpp (n_embd_k_gqa, n_embd_r, n_embd_s) and src/llama-model.cpp (create_memory). Run by hand:
+`python tests/oracles/make_cache_goldens.py`.
 """
 
 from __future__ import annotations
@@ -274,7 +276,12 @@ def layers_of(c: dict[str, Any]) -> list[Layer]:
 # No engine of those below has formulas for them: their caches live in modules, or no engine runs them.
 WITHOUT = {"bert", "roberta", "distilbert", "vit", "gpt_neo", "rwkv", "xlstm", "recurrent_gemma", "lfm3", "gpt2-like"}
 # Their releases do not run it yet.
-WITHOUT_IN = {"sglang": ("deepseek_v41_text",), "llama.cpp": ("deepseek_v41_text", "inkling_text")}
+WITHOUT_IN = {
+    "sglang": ("deepseek_v41_text",),
+    "llama.cpp": ("deepseek_v41_text", "inkling_text"),
+    # Heads of values that are not as wide as keys, and what only other managers keep, are not in its formula.
+    "tensorrt-llm": ("deepseek_v41_text", "inkling_text", "mimo_v2_flash"),
+}
 # SGLang 0.5.23 is_hybrid_swa_model, of the families of the catalogue; llama.cpp's architectures with n_swa.
 SGLANG_POOLS = ("gpt_oss", "llama4", "gemma4", "mimo_v2", "step3p", "laguna", "deepseek_v4", "inkling")
 LLAMA_WINDOWS = (
@@ -286,12 +293,13 @@ LLAMA_WINDOWS = (
 def state_type(c: dict[str, Any], engine: str) -> int:
     """Return bytes of an element of a recurrence.
 
-    vLLM: that of the model but for what Nemotron-H and Qwen3.5 say; SGLang: fp32 unless `mamba_ssm_dtype`.
+    vLLM: that of the model but for what Nemotron-H and Qwen3.5 say; SGLang: fp32 unless `mamba_ssm_dtype`;
+    TensorRT-LLM: that of the model unless `mamba_ssm_cache_dtype`, which Nemotron-H's class has.
     """
-    said = c.get("mamba_ssm_dtype") or (c.get("mamba_ssm_cache_dtype") if engine == "vllm" else None)
-    if engine == "vllm" and c["model_type"] == "nemotron_h" and not said:
-        said = "float32"
-    return {"float32": 4, "bfloat16": 2}[said] if said else 2 if engine == "vllm" else 4
+    named = c.get("mamba_ssm_cache_dtype") or ("float32" if c["model_type"] == "nemotron_h" else None)
+    said = None if engine == "tensorrt-llm" else c.get("mamba_ssm_dtype")
+    said = said or (named if engine in ("vllm", "tensorrt-llm") else None)
+    return {"float32": 4, "bfloat16": 2}[said] if said else 2 if engine in ("vllm", "tensorrt-llm") else 4
 
 
 def kept(c: dict[str, Any], engine: str) -> dict[str, float]:
@@ -304,6 +312,7 @@ def kept(c: dict[str, Any], engine: str) -> dict[str, float]:
                 "vllm": True,
                 "sglang": c["model_type"].startswith(SGLANG_POOLS),
                 "llama.cpp": c["model_type"].startswith(LLAMA_WINDOWS),
+                "tensorrt-llm": c["model_type"].startswith(("gemma4", "deepseek_v4")),
             }
             found[str(window if pools[engine] else 0)] += 2 * elements + beside
         elif kind == "index":
@@ -322,7 +331,7 @@ def main() -> None:
     found = {
         name: {
             engine: kept(one["config"], engine)
-            for engine in ("vllm", "sglang", "llama.cpp")
+            for engine in ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
             if one["config"]["model_type"] not in WITHOUT_IN.get(engine, ())
         }
         for name, one in models.items() if one["config"]["model_type"] not in WITHOUT

@@ -35,7 +35,7 @@ def kept(name: str, engine: str) -> dict[str, float]:
     return {what: size for what, size in found.items() if size}
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp", "tensorrt-llm"])
 def test_caches_of_the_catalogue(engine: str) -> None:
     """Windows have what an engine keeps behind them; nothing else differs from tests/oracles/make_cache_goldens.py."""
     memory = find_engine(engine).memory
