@@ -138,6 +138,14 @@ def test_deepseek_v41_keeps_entries_in_the_four_layers_that_others_read() -> Non
     assert more == pytest.approx(sum(config["engram_num_embeddings"]) * 264 / 8 + maps, rel=1e-9)
 
 
+@pytest.mark.parametrize("tp", [1, 8])
+def test_groups_of_a_state_are_copied_where_there_are_fewer_than_ranks(tp: int) -> None:
+    """Granite 4.0 H small: 36 layers of 128 heads of 64 and one group of states, whose B and C every rank convolves."""
+    report = ask("granite-4.0-h-small", FULL, Plan(tp=tp, etp=tp), "h200", engine="vllm")
+    state = 128 // tp * 64 * 128 + 3 * (128 // tp * 64 + 2 * 128)
+    assert report.kv_cache_bytes_per_gpu == 36 * 2 * state + 4 * 1024 * 2 * 2 * (8 // tp) * 128
+
+
 def test_sglang_keeps_a_ring_for_each_request_of_deepseek_v4() -> None:
     """The ring of 128 tokens is no part of the pool of windows, whose tokens are a tenth of the others'."""
     job = Serving(input_tokens=8000, output_tokens=192)

@@ -27,7 +27,12 @@ class TokenCache:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """What a mixer keeps of a sequence whatever its length: of its recurrence (wide), and as wide as activations."""
+    """What a mixer keeps of a sequence whatever its length: of its recurrence (wide), and as wide as activations.
+
+    Of each of `groups`, of which a rank has one at least, it keeps `of_group` elements as wide as activations besides.
+    """
 
     wide: int = 0
     narrow: int = 0
+    groups: int = 0
+    of_group: int = 0

@@ -55,9 +55,15 @@ class Mamba2(Mixer):
         return (("state-space heads", self.heads),)
 
     def recurrent_state(self) -> State:
-        """The recurrence, and the inputs of the convolution of stream, B and C."""
-        channels = self.inner + 2 * self.groups * self.state
-        return State(wide=self.inner * self.state, narrow=(self.conv - 1) * channels)
+        """The recurrence, and the inputs of the convolution of stream, B and C.
+
+        Ranks beyond the groups of B and C have copies (github.com/vllm-project/vllm v0.33.0
+        vllm/model_executor/layers/mamba/mamba_utils.py, extra_groups_for_head_shards).
+        """
+        ring = self.conv - 1
+        return State(
+            wide=self.inner * self.state, narrow=ring * self.inner, groups=self.groups, of_group=2 * ring * self.state
+        )
 
 
 _DELTA_LAYERS = {

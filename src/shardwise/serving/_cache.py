@@ -55,8 +55,9 @@ def mixer_caches(layout: Layout[X], mixer: Mixer, rules: CacheRules) -> tuple[Se
     caches = [_token_cache(layout, cache, rules) for cache in own]
     kept, zero = mixer.recurrent_state(), 0 * layout.degrees.tp
     if kept.wide or kept.narrow:
-        wide = state_bytes(layout, mixer.float_state) * kept.wide
-        state: X = divide(zero + wide + (rules.input_bytes or layout.a) * kept.narrow, layout.degrees.tp)
+        wide, each = state_bytes(layout, mixer.float_state) * kept.wide, rules.input_bytes or layout.a
+        state: X = divide(zero + wide + each * kept.narrow, layout.degrees.tp)
+        state = state + each * kept.of_group * layout.kv_heads(kept.groups) if kept.groups else state
         caches.append(SequenceCache(token_bytes=zero, limit=0, constant_bytes=state))
     return tuple(caches)
 
