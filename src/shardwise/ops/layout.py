@@ -17,7 +17,7 @@ from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.op import Collective, Gradient, Hiding, Module, Op, OpRole, Tensor, Weight
 from shardwise.ops.autocast import casts
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
-from shardwise.plans import Stack
+from shardwise.plans import Stack, find_scaling
 from shardwise.records import dataclass, replace
 
 
@@ -296,10 +296,10 @@ class OneD(Layout[X]):
     def _pipelined(self, collective: Collective[X]) -> Collective[X]:
         """Return a message that goes a rank's part at a time beside the GEMM of the part before, if the stack can.
 
-        Transformer Engine's user buffers: ring exchange of tp parts by copy engines (pytorch/module/base.py, use_ce).
+        Transformer Engine's user buffers: a ring of tp parts by copy engines (pytorch/module/base.py, use_ce).
         """
-        tp = self.degrees.tp
-        if not self.stack.overlap_tensor:
+        tp, scaling = self.degrees.tp, find_scaling(self.work.dtype, self.stack.settings.fp8_recipe)
+        if not self.stack.overlap_tensor or (scaling and self.stack.saves_quantised and not scaling.user_buffers):
             return collective
         shape = (divide(collective.shape[0], tp), *collective.shape[1:])
         return replace(collective, size_bytes=divide(collective.size_bytes, tp), count=tp, shape=shape, hides="copied")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardwise.ledger.number import X, total
-from shardwise.ledger.op import Op, Tensor
+from shardwise.ledger.op import Collective, Op, Tensor
+from shardwise.ops.adapter_parts import matches, modules_of
 from shardwise.ops.layout import Layout, memory_op
 from shardwise.plans import NarrowScaling, find_scaling
 from shardwise.records import replace
@@ -67,13 +68,18 @@ def is_narrow(op: Op[X]) -> bool:
 
 
 def quantised_inputs(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
-    """Return operators whose narrow GEMMs save the copies that they multiplied, each its own.
+    """Return operators whose narrow GEMMs gather and save the copies that they multiplied, each its own.
 
     What another operator keeps for itself it keeps as before; an output that a GEMM behind it alone would read goes.
     """
     ops = tuple(ops)
     scaling = find_scaling(y.work.dtype, y.stack.settings.fp8_recipe)
-    if scaling is None or y.work.phase != "train" or not y.stack.saves_quantised:
+    if scaling is None or y.work.phase != "train":
+        return ops
+    recipe = (y.stack.settings.fp8_recipe or "tensorwise") if y.work.dtype == "fp8" else "nvfp4"
+    if y.stack.gathers_quantised in ("all", recipe):
+        ops = tuple(_sent(y, op, scaling) if is_narrow(op) else op for op in ops)
+    if not y.stack.saves_quantised:
         return ops
     normed = {op.region for op in ops if op.role == "norm"}
     copied = {op.name: _copies(y, op, scaling, normed) for op in ops if is_narrow(op)}
@@ -88,6 +94,30 @@ def quantised_inputs(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
         )
         quantised_ops.append(replace(op, saves=tuple(kept)))
     return tuple(quantised_ops)
+
+
+def _sent(y: Layout[X], op: Op[X], scaling: NarrowScaling) -> Op[X]:
+    """Return a GEMM whose ranks gather what each has cast of its part: an input, and the gradient of an output.
+
+    TransformerEngine pytorch/distributed.py gather_along_first_dim: of an input rows before the product, and what the
+    recipe has for the weight gradient before that; of the gradient both, where they are copies apart and weights train.
+    An input that adapters take too is gathered as it is, but with user buffers (return_layernorm_output_gathered).
+    """
+    tuning = y.choices.tuning
+    shared = tuning is not None and any(matches(tuning, op, module.short) for module in modules_of(tuning, op))
+    gradient = scaling.sent_bytes if "weight" in op.without else scaling.sent_gradient_bytes
+    widths = {"input": scaling.sent_bytes, "output gradient": gradient}
+
+    def whole(c: Collective[X]) -> bool:
+        return shared and c.tensor == "input" and c.hides != "copied"
+
+    def narrow(c: Collective[X]) -> Collective[X]:
+        cast = c.axis == "tp" and c.verb == "all_gather" and c.tensor in widths and not whole(c)
+        return replace(c, size_bytes=c.size_bytes * (widths[c.tensor] / y.a)) if cast else c
+
+    parts = 1 if any(map(whole, op.forward)) else op.gathered_parts
+    forward, backward = tuple(map(narrow, op.forward)), tuple(map(narrow, op.backward))
+    return replace(op, gathered_parts=parts, forward=forward, backward=backward)
 
 
 def _copies(y: Layout[X], op: Op[X], scaling: NarrowScaling, normed: set[str]) -> dict[str, Tensor[X]]:

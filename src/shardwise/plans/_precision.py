@@ -104,7 +104,10 @@ class NarrowScaling:
     keeps_attention: bool
     source: str
     cast_reads: float
+    sent_bytes: float
+    sent_gradient_bytes: float
     recast_bytes: float = 0.0
+    user_buffers: bool = True
 
 
 SCALINGS = ("delayed", "tensorwise", "blockwise", "mxfp8", "rowwise")

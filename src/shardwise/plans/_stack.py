@@ -120,8 +120,8 @@ class Stack:
     """A GEMM of fewer than 16 bits saves the copy of its input that it multiplied, not the input."""
     copies_weights: bool
     """Copies of weights that narrow GEMMs multiply last from a micro-batch to the next."""
-    keeps_gathered: bool
-    """The buffer of a gathered sequence is kept."""
+    gathers_quantised: Literal["", "tensorwise", "all"]  # Recipes of whose casts ranks gather parts of a sequence.
+    keeps_gathered: bool  # The buffer of a gathered sequence is kept.
     regathers_inputs: bool
     """Sequence parallelism saves the shard of a column-parallel input and all-gathers it again in backward."""
 
