@@ -105,7 +105,8 @@ def _sent(y: Layout[X], op: Op[X], scaling: NarrowScaling) -> Op[X]:
     """
     tuning = y.choices.tuning
     shared = tuning is not None and any(matches(tuning, op, module.short) for module in modules_of(tuning, op))
-    gradient = scaling.sent_bytes if "weight" in op.without else scaling.sent_gradient_bytes
+    trains = any(w.trainable and w.kind == "matrix" and not w.adapter for w in op.weights)
+    gradient = scaling.sent_gradient_bytes if trains else scaling.sent_bytes
     widths = {"input": scaling.sent_bytes, "output gradient": gradient}
 
     def whole(c: Collective[X]) -> bool:
