@@ -336,14 +336,16 @@ def test_cards_of_half_the_rate_of_l40s_reach_it(device: str, teraflops: float) 
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "kept"),
-    [("h100-sxm-80gb", "fp8", 0.928), ("h200-sxm-141gb", "fp8", 0.928), ("h100-sxm-80gb", "bf16", 1.0),
-     ("b200-sxm-180gb", "fp8", 1.0)],
+    ("device", "dtype", "library", "kept"),
+    [("h100-sxm-80gb", "fp8", "cuda-12.8", 0.928), ("h200-sxm-141gb", "fp8", "cuda-12.8", 0.928),
+     ("h100-sxm-80gb", "fp8", "", 0.9), ("h100-sxm-80gb", "bf16", "", 1.0), ("b200-sxm-180gb", "fp8", "", 1.0)],
 )  # fmt: skip
-def test_forward_passes_in_8_bits_add_up_in_the_tensor_cores(device: str, dtype: str, kept: float) -> None:
-    """On Hopper whole training steps, whose gradients add outside of them, keep 7 % less of the rate than serving."""
+def test_forward_passes_in_8_bits_add_up_in_the_tensor_cores(
+    device: str, dtype: str, library: str, kept: float
+) -> None:
+    """On Hopper training steps, whose gradients add outside of them, keep 7 % less than serving, 10 in old cuBLAS."""
     found, none = find_device(device).device, Efficiencies()
-    steps = rates_of(found, dtype, 0.0, none).matmul_flops
+    steps = rates_of(found, dtype, 0.0, none, ("", "", library)).matmul_flops
     forward = rates_of(found, dtype, 0.0, none, ("", "", "forward")).matmul_flops
     assert float(steps) / float(forward) == pytest.approx(kept)
 
