@@ -118,8 +118,7 @@ class Stack:
     """Modules that its recipes recompute before whole layers, the least first; none without recipes."""
     saves_quantised: bool
     """A GEMM of fewer than 16 bits saves the copy of its input that it multiplied, not the input."""
-    copies_weights: bool
-    """Copies of weights that narrow GEMMs multiply last from a micro-batch to the next."""
+    copies_weights: bool  # Copies of weights that narrow GEMMs multiply last from a micro-batch to the next.
     gathers_quantised: Literal["", "tensorwise", "all"]  # Recipes of whose casts ranks gather parts of a sequence.
     keeps_gathered: bool  # The buffer of a gathered sequence is kept.
     regathers_inputs: bool
@@ -160,8 +159,7 @@ class Stack:
     """Those inputs last as long as the graph: over checkpoints, and until the loss of the next micro-batch."""
     scales_apart: bool
     """Scales of bitsandbytes' 4 bits lie beside the parameter: what shards parameters leaves them whole."""
-    decodes_by_branches: bool
-    """Kernels of bitsandbytes decode 4 bits by branches, not by a table."""
+    decodes_by_branches: bool  # Kernels of bitsandbytes decode 4 bits by branches, not by a table.
     narrow_type: Literal["", "fp16"]
     """Type of what bitsandbytes makes of 4-bit weights, before a cast to that of the GEMMs ("": that one)."""
     narrow_head: bool
@@ -241,6 +239,8 @@ class Stack:
     overlap_tensor: bool
     overlap_input_gradients: bool
     """What reduces an input gradient runs beside the weight gradient."""
+    copies_chunks: Literal["never", "where several", "always"]
+    """Chunks of scattered sequences are copied, those of gathered ones where there are several or always."""
     reduces_apart: bool
     """Input gradients of q, k, v, gate and up are all-reduced one by one where a sequence is not split."""
     overlap_experts: Literal["never", "between nodes", "always"]

@@ -15,6 +15,7 @@ from shardwise.ops.cast_kernels import with_casts
 from shardwise.ops.count import of_layer, whole_layout
 from shardwise.ops.feed_forward import in_one_function
 from shardwise.ops.layout import Layout, widened
+from shardwise.ops.sequence_copies import with_sequence_copies
 from shardwise.plans import Plan, Stack, Tuning
 from shardwise.records import dataclass, replace
 from shardwise.training._blocks import HALVES, checkpoints
@@ -85,7 +86,7 @@ def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[
     ops = ledgers.block_ops(of_layer(y, kind.at, model.num_layers), kind.block, model.hidden)
     if tiles(y, kind):
         ops = tiled(ops, y.stack.settings.tile_mlp)
-    ops = with_casts(y, ops)
+    ops = with_sequence_copies(y, with_casts(y, ops), compiled=y.stack.activation == "fused")
     if y.choices.tuning is not None:
         ops = flow(ops, kind.entry).ops
     return partitioned(y, ops) if partitions(y, plan, kind) else ops
@@ -209,7 +210,7 @@ def _ends(model: Model, y: Layout[X]) -> dict[str, tuple[Op[X], ...]]:
     """Return the operators of the embedding, of the head with what predicts further tokens, and of the losses."""
     mtp, extra = ledgers.predictions(y, model)
     head = with_casts(y, (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp))
-    table = ledgers.embedding(y, model)
+    head, table = (with_sequence_copies(y, ops, compiled=False) for ops in (head, ledgers.embedding(y, model)))
     if y.choices.tuning is not None:
         table, head = flow(table, False).ops, flow(head).ops
     return {"embedding": table, "head": head, "loss": (*ledgers.loss(y, model), *extra)}
