@@ -261,7 +261,7 @@ def residuals(folder: Path, constants: dict[str, Any]) -> list[tuple[str, str, s
         row: Any = constants
         for key in kernel.place:
             row = row.get(key, {})
-        row = {f.name: row[f.name] for f in fields(ExpertsFit)} if row else {}
+        row = {f.name: row[f.name] for f in fields(ExpertsFit) if f.name in row}
         for device in dict.fromkeys(kernel.devices.tolist()) if row else ():
             engine = next(word for word, name in ENGINES.items() if name == kernel.place[2])
             rows = kernel.cut(kernel.devices == device)

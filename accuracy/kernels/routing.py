@@ -1,8 +1,12 @@
 """Rows that tables of fused experts were measured with: what the collector routes to the rank that it times.
 
 `balanced` spreads the tokens evenly. `power_law_A` draws the weight of each expert from a power law of exponent A
-between 1 and 0.8 of the tokens, or 0.01 and 2 where there are fewer choices than experts, and times the rank with the
-most rows (aiconfigurator 0.12.0 collector/helper.py and the collectors of each engine, Apache-2.0).
+between 1 and 0.8 of the tokens, or 0.01 and 2 where there are fewer choices than experts, rounds the rows, and times
+the rank with the most. A token chooses no expert twice: what an expert has beyond the tokens, and what rounding loses,
+goes to those with the fewest rows, one rank after another, so that few tokens reach nearly as many experts as they
+have choices (aiconfigurator 095f58a51 collector/helper.py, _generate_power_law_distribution since 13dadba3b of
+2026-04-19, and the collectors of each engine, Apache-2.0). The first collector, that of TensorRT-LLM 1.0.0, left it to
+the experts with the most and to the kernels that choose, which take no expert twice either.
 """
 
 from __future__ import annotations
@@ -87,7 +91,7 @@ def _touching(exponent: float, tokens: float, top_k: float, experts: int, ranks:
     import numpy as np
 
     found = []
-    for rows in _rows(exponent, tokens, top_k, experts)[:8].astype(int):
+    for rows in _rows(exponent, tokens, top_k, experts, ranks)[:8]:
         order = np.argsort(-rows, kind="stable")
         owner = np.repeat(order, rows[order]) // (experts // ranks)
         heaviest = rows.reshape(ranks, -1).sum(1).argmax()
@@ -124,20 +128,52 @@ def _heaviest(exponent: float, tokens: float, top_k: float, experts: int, ranks:
     """Return the rows of each expert of the heaviest rank, some draws of the law."""
     import numpy as np
 
-    by_rank = _rows(exponent, tokens, top_k, experts).reshape(DRAWS, ranks, experts // ranks)
+    by_rank = _rows(exponent, tokens, top_k, experts, ranks).reshape(DRAWS, ranks, experts // ranks)
     return by_rank[np.arange(DRAWS), by_rank.sum(2).argmax(1)]
 
 
-def _rows(exponent: float, tokens: float, top_k: float, experts: int) -> Any:
+def _rows(exponent: float, tokens: float, top_k: float, experts: int, ranks: int) -> Any:
     """Return the rows of each expert, some draws of the law."""
     import numpy as np
 
     low, high = (1.0, max(0.8 * tokens, 1.001)) if tokens * top_k > experts else (0.01, 2.0)
     b, drawn = 1 - exponent, np.random.default_rng(0).random((DRAWS, experts))
     weights = ((high**b - low**b) * drawn + low**b) ** (1 / b) if b else low * (high / low) ** drawn
-    exact = np.minimum(weights / weights.sum(1, keepdims=True) * tokens * top_k, tokens)
-    rows = np.round(exact)
-    # What rounding loses goes to the experts with the most, one each; what it adds is taken from the first of them.
-    missing = tokens * top_k - rows.sum(1, keepdims=True)
-    place = np.argsort(np.argsort(-exact, axis=1), axis=1)
-    return np.maximum(rows + (place < missing) + np.where(place == 0, np.minimum(missing, 0), 0), 0)
+    most = ceil(tokens)
+    rounded = np.round(weights / weights.sum(1, keepdims=True) * most * top_k).astype(int)
+    rows = np.minimum(rounded, most)
+    missing, beyond = int(most * top_k) - rounded.sum(1), (rounded - rows).sum(1)
+    rows = _dealt(rows.reshape(DRAWS, ranks, -1), beyond, most)
+    rows = _dealt(rows, np.maximum(missing, 0), most)
+    rows = most - _dealt(most - rows, np.maximum(-missing, 0), most)
+    return rows.reshape(DRAWS, experts)
+
+
+def _dealt(rows: Any, count: Any, most: int) -> Any:
+    """Return rows (draw, rank, expert) with so many more in each draw: one a rank in turn, to its emptiest expert."""
+    import numpy as np
+
+    left = count.copy()
+    while (left > 0).any():
+        room = (most - rows).sum(2)
+        ranks = np.maximum((room > 0).sum(1), 1)
+        turn = np.cumsum(room > 0, axis=1) - 1
+        share = (left // ranks)[:, None] + (turn < (left % ranks)[:, None])
+        share = np.minimum(np.where(room > 0, share, 0), room)
+        rows, left = _filled(rows, share, most), left - share.sum(1)
+    return rows
+
+
+def _filled(rows: Any, share: Any, most: int) -> Any:
+    """Return rows where each rank has so many more, its emptiest experts first, none beyond the most."""
+    import numpy as np
+
+    low, high = rows.min(2), np.full(share.shape, most)
+    while (low < high).any():
+        level = (low + high + 1) // 2
+        fits = np.maximum(level[..., None] - rows, 0).sum(2) <= share
+        low, high = np.where(fits, level, low), np.where(fits, high, level - 1)
+    filled = np.maximum(rows, low[..., None])
+    rest = share - (filled - rows).sum(2)
+    lowest = (filled == low[..., None]) & (filled < most)
+    return filled + (lowest & (np.cumsum(lowest, axis=2) <= rest[..., None]))

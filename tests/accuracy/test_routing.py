@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accuracy.kernels.products import expert_reads, ungated
-from accuracy.kernels.routing import check, routed, timed_rows, touching
+from accuracy.kernels.routing import check, routed, tiled, timed_rows, touching
 from shardwise.errors import InputError
 from shardwise.hardware import find_device
 
@@ -24,7 +24,35 @@ def test_one_rank_takes_every_row() -> None:
     """Without expert parallelism every choice of every token is a row of the only rank."""
     for routing in ("balanced", "power_law_1.01", "power_law_1.2", ""):
         for tokens in (1, 16, 512):
-            assert routed(routing, tokens, 8, 256, 1)[1] == pytest.approx(tokens * 8, rel=0.02)
+            assert routed(routing, tokens, 8, 256, 1)[1] == pytest.approx(tokens * 8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "hit"),
+    [
+        ((1, 2, 8), 2.0),
+        ((1, 8, 128), 8.0),
+        ((2, 8, 128), 16.0),
+        ((4, 8, 128), 28.765625),
+        ((16, 8, 128), 58.578125),
+        ((64, 2, 8), 8.0),
+    ],
+)
+def test_few_tokens_reach_nearly_as_many_experts_as_they_have_choices(shape: tuple[int, int, int], hit: float) -> None:
+    """What rounding loses of a power law goes to experts without a row: the collector's own loop gives these."""
+    assert routed("power_law_1.2", *shape, 1)[0] == hit
+
+
+def test_no_expert_has_more_rows_than_there_are_tokens() -> None:
+    """A token chooses no expert twice, so that as many tiles of one row run as choices, and hits are theirs."""
+    for tokens in (1, 2, 3, 5):
+        assert tiled("power_law_1.2", (tokens, 2, 8, 1), tokens) == routed("power_law_1.2", tokens, 2, 8, 1)[0]
+
+
+@pytest.mark.parametrize(("shape", "hit"), [((16, 8, 256, 8), 13.921875), ((100, 8, 256, 32), 7.046875)])
+def test_ranks_take_what_rounding_loses_in_turn(shape: tuple[int, int, int, int], hit: float) -> None:
+    """The collector deals what is left rank by rank: its own loop gives these experts of the heaviest rank."""
+    assert routed("power_law_1.2", *shape)[0] == hit
 
 
 def test_even_tokens_hit_distinct_experts() -> None:
