@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shardwise.ledger.saved import POLICIES, Checkpoint, recomputed_shares
 from shardwise.models import load_model
 from shardwise.ops.block import block_ops
 from shardwise.ops.head import embedding, head
@@ -62,6 +63,18 @@ def test_one_gathered_sequence_is_a_view_since_pytorch_2_11(stack: str, gathered
 def test_other_messages_are_copied_nowhere(stack: str, more: dict[str, Any]) -> None:
     """All-reduces, sequences in front and panels need no copies."""
     assert copies(stack, **more) == {}
+
+
+@pytest.mark.parametrize(("compiled", "again"), [(False, 1.0), (True, 0.0)])
+def test_sums_that_a_policy_keeps_are_laid_out_once_where_compiled(compiled: bool, again: float) -> None:
+    """Torchtitan keeps what reduce-scatters give: eager checkpoints call torch.cat before it all the same."""
+    y = layout(None, "fsdp2", tp=4, sequence_parallel=True)
+    ops = with_sequence_copies(y, block_ops(y, MODEL.layers[0], MODEL.hidden), compiled=compiled)
+    unit = Checkpoint(("norm1", "attention", "norm2", "mlp"), policy=POLICIES["second-matmuls"], prunes=compiled)
+    shares = recomputed_shares(ops, (unit,))
+    found = {op.name: shares[id(op)] for op in ops if ".chunks" in op.name}
+    assert found["mlp.up.chunks ahead"] == found["qkv.chunks ahead"] == 1
+    assert found["out.chunks behind"] == found["mlp.down.chunks behind"] == again
 
 
 def test_tables_and_heads_are_copied_too() -> None:

@@ -5,7 +5,8 @@ With what recompute drops and what it holds while it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any, Generic
 
 from shardwise.ledger.number import X, total
@@ -145,6 +146,13 @@ def _scatters(op: Op[Any]) -> bool:
     return any(one.verb == "reduce_scatter" for one in op.forward)
 
 
+def _ahead_of_sums(inside: list[Op[X]], policy: KeptOutputs) -> Iterator[Op[X]]:
+    """Yield what works in place between a GEMM and the sum over ranks that a policy keeps: no gradient reads it."""
+    for op, after in pairwise(inside):
+        if after.makes == () and _scatters(op) and (policy.partial or policy.chooses(op)):
+            yield after
+
+
 def _results(inside: list[Op[X]], policy: KeptOutputs, prunes: bool) -> list[Tensor[X]]:
     """Return the results that a policy keeps of a unit; the last one enters a sum, whose gradient reads nothing."""
     chosen = _chosen(inside, policy)
@@ -173,6 +181,8 @@ def recomputed_shares(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> di
             inside = _inside(ops, unit)
             kept: dict[int, X | float] = {id(op): share for op, share in _chosen(inside, unit.policy)}
             kept |= {id(op): 1.0 for op in inside if unit.policy.attention and op.kind == "attention"}
+            if unit.prunes:
+                kept |= {id(op): 1.0 for op in _ahead_of_sums(inside, unit.policy)}
             shares = {key: 1 - kept.get(key, 0.0) for key in shares}
     return shares
 
