@@ -128,7 +128,7 @@ def on_device(row: ExpertsFit, device: Device, family: str) -> ExpertsFit:
     >>> from shardwise.hardware import find_device
     >>> row = constants().families["hopper"].experts["sglang"]["bf16"]["sglang_fused_moe_triton"]
     >>> [round(on_device(row, find_device(name).device, "hopper").compute, 2) for name in ("h100", "h20")]
-    [0.27, 0.6]
+    [0.27, 0.61]
     """
     slower = constants().families[family]
     rate, best = slower.matrix_rate_by_device.get(device.chip, 1.0), slower.matrix_best_share
