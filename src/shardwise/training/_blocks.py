@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Generic, TypeAlias
 
 from shardwise.cost import PassSeconds, op_seconds
 from shardwise.ledger.flow import gradient_passes
-from shardwise.ledger.number import X, above, ceil, divide, largest, maximum, minimum, total
+from shardwise.ledger.number import X, above, ceil, divide, largest, maximum, total
 from shardwise.ledger.op import Op, within
 from shardwise.ledger.saved import Checkpoint, keep, recomputed_shares
 from shardwise.ledger.traced import named
@@ -26,6 +26,7 @@ from shardwise.ops.overlap import (
     slowed_passes,
 )
 from shardwise.records import dataclass
+from shardwise.training._made import gradients_beside, widest_bytes, working_bytes
 from shardwise.training._weights import FrozenWeights, ParameterCounts, elements, frozen_weights, narrow_elements
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
@@ -82,6 +83,8 @@ class BlockCost(Generic[X]):
     elements: ParameterCounts[X]
     flops: X
     model_flops: X
+    gradients_beside: X | float = 0
+    """Gradients at once behind activations whose output is not kept."""
     adapters: ParameterCounts[X] | None = None
     frozen: FrozenWeights[X] | None = None
     narrow: X | float = 0
@@ -126,6 +129,7 @@ class BlockContents(Generic[X]):
     transient_bytes: X
     working_bytes: X
     widest_bytes: X
+    gradients_beside: X
     elements: ParameterCounts[X]
     adapters: ParameterCounts[X] | None
     frozen: FrozenWeights[X] | None
@@ -261,37 +265,6 @@ def _with_messages(seconds: X, exposed: dict[str, X], name: str) -> X:
     return named(seconds + total((named(s, f"{a} messages") for a, s in exposed.items()), 0 * seconds), name)
 
 
-def _in_threes(ops: Sequence[Op[X]]) -> Iterator[tuple[X | float, ...]]:
-    """Yield what each three in a row write: an operator of two inputs, as additions and gates are, stands beside both.
-
-    Copies around messages have no output of their own; they are there wherever a degree is not known to be one.
-    """
-    made = [o.output_bytes for o in ops if type(o.output_bytes) is not int or o.output_bytes] or [0]
-    return (tuple(made[i : i + 3]) for i in range(max(len(made) - 2, 1)))
-
-
-def working_bytes(ops: Sequence[Op[X]], zero: X) -> X:
-    """Return the bytes that a forward pass which keeps nothing holds at once in blocks of each of its parts.
-
-    A mixer and a feed-forward make tensors of different widths, and blocks of one never serve the other. Both read the
-    output of a norm, for which one block does.
-    """
-    norms: list[X] = [zero + o.output_bytes for o in ops if o.region == o.name and o.role == "norm"]
-    parts: dict[str, list[Op[X]]] = {}
-    for o in ops:
-        if not (o.region == o.name and o.role == "norm"):
-            parts.setdefault(o.region.split(".")[0], []).append(o)
-    made = [largest([zero + total(some) for some in _in_threes(part)]) for part in parts.values()]
-    return total(made, largest([zero, *norms]))
-
-
-def widest_bytes(ops: Sequence[Op[X]], zero: X) -> X:
-    """Return the bytes of the widest tensor of a dense feed-forward: gate and up are two where they run apart."""
-    own = [o for o in ops if o.region.split(".")[0] == "mlp"]
-    tensors = [maximum(minimum(zero + o.kernels, len(o.modules)), 1.0) for o in own]
-    return largest([zero, *(divide(zero + o.output_bytes, n) for o, n in zip(own, tensors, strict=True))])
-
-
 def beside_kept(widest: X, kept: X, dropped: X) -> X:
     """Return the bytes that checkpoints leave free in the blocks that they lie in, for each of their own.
 
@@ -315,6 +288,7 @@ def contents_of(ops: _Ops[X], zero: X) -> BlockContents[X]:
     ]
     return BlockContents(
         transient_bytes=largest([zero, *made]),
+        gradients_beside=gradients_beside(ops, zero),
         working_bytes=working_bytes(ops, zero),
         widest_bytes=widest_bytes(ops, zero),
         elements=elements(ops, zero),
@@ -389,6 +363,7 @@ def _folded(
         transient_bytes=contents.transient_bytes,
         working_bytes=contents.working_bytes,
         widest_bytes=contents.widest_bytes,
+        gradients_beside=contents.gradients_beside,
         beside_kept=beside_kept(contents.widest_bytes, saved, made),
         elements=contents.elements,
         adapters=contents.adapters,

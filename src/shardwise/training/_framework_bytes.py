@@ -101,20 +101,20 @@ def table_gradients(
 
 
 def recomputed_streams(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
-    """Return the streams beside an adapter in fp32 of a layer that runs again: its casts are the peak of the replay.
+    """Return what is beside adapters in a layer that runs again: for those in fp32, whose casts are the peak, streams.
+
+    Those in 16 bits cast nothing, and the gradients in front of a frozen GEMM are the peak (`gradients_beside`).
 
     The residual stream and the branch's input, which the calling modules hold, and the gradient that the last adapter
     has scaled before it asked for its input; counted in whole steps of peft 0.21 (torch 2.13).
     """
     zero = 0 * parts.stream_bytes
-    if (
-        recipe.adapters is None
-        or recipe.adapters.compute != "fp32"
-        or recipe.stack.adapter_joint
-        or recipe.stack.activation != "eager"
-    ):
+    if recipe.adapters is None or recipe.stack.adapter_joint or recipe.stack.activation != "eager":
         return zero
     recomputed = largest_layer(parts, stage, lambda k: k.dropped_bytes)
+    if recipe.adapters.compute != "fp32":
+        more = largest_layer(parts, stage, lambda k: maximum(k.gradients_beside - k.transient_bytes, 0 * zero))
+        return named(above(recomputed, 0, more, zero), "gradients before a frozen GEMM")
     return named(above(recomputed, 0, 3 * parts.stream_bytes, zero), "streams of the layer that runs again")
 
 
