@@ -25,6 +25,10 @@ _MODEL, _JOB = load_model("llama-3.1-8b"), Serving(batch=8, input_tokens=512, ou
         ("vllm-0.3.2", "h100-sxm-80gb", "vllm-v0"),
         ("trtllm-1.1.0rc5", "h100-sxm-80gb", "tensorrt-llm"),
         ("vllm-0.2", "h100-sxm-80gb", "vllm-0.2"),
+        ("vllm==0.11.0.post1", "h100-sxm-80gb", "vllm-0.11"),
+        ("vllm==0.11.0+cu129", "h100-sxm-80gb", "vllm-0.11"),
+        ("sglang==0.5.4.post1", "h100-sxm-80gb", "sglang-0.5.7"),
+        ("vllm==0.11.0.dev7", "h100-sxm-80gb", "vllm-0.11"),
         ("trtllm", "h100-sxm-80gb", "tensorrt-llm"),
     ],
 )
@@ -59,3 +63,13 @@ def test_what_no_engine_is_called_is_told_as_it_stands(asked: str) -> None:
         shardwise.infer(_MODEL, Cluster.parse("1xh100-sxm-80gb"), Plan(tp=3), _JOB, ServingOptions(engine=asked))
     assert {"engine"} <= {problem.field for problem in told.value.problems}
     assert next(p for p in told.value.problems if p.field == "engine").value == asked
+
+
+@pytest.mark.parametrize("asked", ["vllm>=0.12.0", "vllm~=0.12", "vllm!=0.12.0", "vllm<0.12", "vllm==0.12.*"])
+def test_a_range_of_releases_is_no_release(asked: str) -> None:
+    """What pip takes for many releases is refused, with the engine's own way to write one."""
+    with pytest.raises(InputError) as told:
+        shardwise.infer(_MODEL, Cluster.parse("1xh100-sxm-80gb"), Plan(), _JOB, ServingOptions(engine=asked))
+    (problem,) = told.value.problems
+    assert (problem.field, problem.value, problem.rule) == ("engine", asked, "names many releases, or none")
+    assert "vllm==0.12" in problem.remedy

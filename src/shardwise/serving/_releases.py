@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from shardwise.errors import InputError
+from shardwise.errors import InputError, Problem
 from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.records import replace
@@ -110,8 +110,10 @@ def _says(table: ReleaseTable, runs: str, name: str, value: str) -> bool:
     return any(row["runs"] == runs and row.get(name) == value for row in table["release"])
 
 
-# As pip installs a release, or its maker tags it: vllm==0.12.0, sglang@v0.5.4, trtllm-1.1.0rc5.
-_NAMED = re.compile(r"(.+?)[-=@: ]+v?(\d+\.\d+(?:\.\d+)*\w*)")
+# As pip installs a release, or its maker tags it: vllm==0.12.0+cu129, sglang@v0.5.4.post1, trtllm-1.1.0rc5.
+_NAMED = re.compile(r"(.*?\w)[-=@: ]+v?(\d+\.\d+(?:\.\d+)*\w*(?:\.(?:post|dev)\d+)*(?:\+[\w.]+)?)")
+_RANGE = re.compile(r"(.*?\w) *(?:[<>~!]=?|={2,3})[<>~!= ]*v?(\d+(?:\.\d+)*).*")
+"""Specifiers of pip that hold for more than one release (packaging.python.org, version specifiers)."""
 
 
 def engine_on(engine: Engine | str, device: Device | None = None) -> Engine:
@@ -126,6 +128,7 @@ def engine_on(engine: Engine | str, device: Device | None = None) -> Engine:
         return engine
     named = _NAMED.fullmatch(engine.strip().lower()) if isinstance(engine, str) else None
     if named is None or engine in engine_names():
+        _refuse_range(engine)
         return find_engine(engine)
     try:
         own = find_engine(named[1])
@@ -133,6 +136,17 @@ def engine_on(engine: Engine | str, device: Device | None = None) -> Engine:
         return find_engine(engine)  # which lists the names that are known
     runs, lost = engine_of_release(own.name, named[2], device)
     return replace(find_engine(runs), asked_as=f"{own.title} {named[2]}", not_taken=not_taken(own.name, runs, lost))
+
+
+def _refuse_range(engine: str) -> None:
+    """Raise `InputError` where a known engine is named with a range of releases, as pip takes it."""
+    if isinstance(engine, str) and (many := _RANGE.fullmatch(engine.strip().lower())):
+        try:
+            own = find_engine(many[1])
+        except InputError:
+            return  # the engine is what is not known
+        remedy = f"name one release, such as {own.name}=={many[2]}, or {own.name} for the newest"
+        raise InputError([Problem("engine", engine, "names many releases, or none", remedy)])
 
 
 def not_taken(engine: str, runs: str, lost: Sequence[str]) -> tuple[str, ...]:
