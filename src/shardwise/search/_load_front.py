@@ -58,7 +58,8 @@ def front_of(search: LoadSearch) -> tuple[FrontPoint, ...]:
     """Return the points that none beats in tokens a second of a device and of a user, the fastest user first.
 
     Users are no faster than of an empty replica, and no faster under more load unless prompts run in steps of their
-    own, or are held: then as many of them share a step. What is beaten by users that are known is not asked.
+    own, or are held: then as many of them share a step. What is beaten by users that are known is not asked, nor what
+    misses a limit under less load.
     """
     points: list[_Point] = []
     groups, beaten = search.groups, _Beaten()
@@ -103,8 +104,8 @@ def _at(search: LoadSearch, place: tuple[int, int], share: float, known: tuple[A
         kept &= least(steady, part.empty, limit) * search.margin(group.case, limit) <= limit.seconds
         if limit.metric == "tpot":  # the floor of a median is far below it under load: what a point says keeps it too
             kept &= steady.tpot_seconds <= limit.seconds
-    if group.policy.mixed and not group.policy.balance_steps:
-        users[rows] = 1 / np.maximum(steady.tpot_seconds, 1e-9)
+    if group.policy.mixed and not group.policy.balance_steps:  # what misses a limit misses it under more load
+        users[rows] = np.where(kept, 1 / np.maximum(steady.tpot_seconds, 1e-9), -np.inf)
     points = []
     for at in np.flatnonzero(kept).tolist():
         row = int(rows[at])

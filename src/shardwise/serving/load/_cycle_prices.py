@@ -308,6 +308,8 @@ class CycleSteps:
 
     def _experts(self, prompts: Any, some: Any, size: Any) -> Any:
         """Return what experts add, or take, with the tokens of all batches."""
+        if not self._shared.any():
+            return 0.0 * self.counts
         tokens, many = self.counts * self.verified, self.batches.many
         if self.policy.mixed:
             routed = self.prompts.expert(tokens + prompts * size / many) - self.prompts.expert(tokens)
@@ -340,6 +342,8 @@ class CycleSteps:
 
     def _routed_of(self, prompts: Any, groups: Any, size: Any) -> Any:
         """Return what experts add, or take, in a step of several groups with so many prompts, so many of which have."""
+        if not (self.batches.groups_each > 1).any():
+            return 0.0 * self.counts
         tokens, many = self.counts * self.verified, self.batches.groups_each
         if self.policy.mixed:
             routed = self.prompts.expert(tokens + prompts * size / many) - self.prompts.expert(tokens)

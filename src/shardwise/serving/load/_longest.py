@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from shardwise.arrays import np
@@ -23,12 +24,10 @@ def in_groups(prompts: Any, room: Any, batches: Batches, policy: Policy, apart: 
     apart = 1.0 if policy.balances != "turns" else apart
     groups, numbers = batches.groups_each, np.arange(_SHARED_OUT + 1.0)
     most, some = prompts + 0.0 * groups, 1.0 + 0.0 * groups * prompts
-    for row, count in enumerate(groups[:, 0].astype(int).tolist()):
-        if count == 1:
-            continue
+    for count in np.unique(groups[groups > 1]).astype(int).tolist():
+        row = np.flatnonzero(groups[:, 0] == count)
         each = most[..., row, :]
-        longest = np.array([most_of_any(int(k), count) if k else 0.0 for k in numbers])
-        longest = apart * longest + (1 - apart) * np.ceil(numbers / count)
+        longest = apart * _shared_out(count) + (1 - apart) * np.ceil(numbers / count)
         more = np.maximum(np.sqrt(each / _SHARED_OUT), 1.0)
         beyond = np.interp(each, numbers, longest - numbers / count)
         even = np.minimum(each, count)
@@ -36,6 +35,12 @@ def in_groups(prompts: Any, room: Any, batches: Batches, policy: Policy, apart: 
         most[..., row, :] = np.minimum(np.maximum(each / count + more * beyond, 1.0), np.maximum(each, 1.0))
     most = np.where(groups > 1, np.minimum(most, np.maximum(prompts / groups, room)), most)
     return most, np.maximum(some, np.where(groups > 1, prompts / most, 1.0))
+
+
+@cache
+def _shared_out(groups: int) -> Any:
+    """Return the mean of the most prompts of a group of some, of 0, 1, ... prompts that are each in any."""
+    return np.array([0.0, *(most_of_any(k, groups) for k in range(1, _SHARED_OUT + 1))])
 
 
 def own_of(means: Any, ahead: Any, each: Any) -> Any:
