@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -18,7 +19,7 @@ from shardwise.serving import InferReport, infer
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep
 from shardwise.serving._sizes import sizes_of
-from shardwise.serving._speculation import tokens_per_step
+from shardwise.serving._speculation import tokens_per_step, tokens_per_whole_step
 from shardwise.serving._step import step_cost
 from shardwise.serving.load import serve
 
@@ -96,6 +97,24 @@ def test_more_accepted_guesses_are_never_slower(low: float, high: float, method:
     )
     assert many.tpot_seconds <= few.tpot_seconds
     assert many.ttft_seconds == few.ttft_seconds
+
+
+@pytest.mark.parametrize("output_tokens", [2, 3, 5, 9, 33])
+@pytest.mark.parametrize("guesses", [1, 3, 5])
+def test_a_short_answer_takes_whole_steps(output_tokens: int, guesses: int) -> None:
+    """The last step of an answer may verify more than is left of it: in a batch as under load, where nobody waits."""
+    more = {"speculative_method": "ngram", "num_speculative_tokens": guesses, "acceptance_rate": 0.7}
+    one = served(batch=1, output_tokens=output_tokens, **more)
+    asked = Workload(
+        input_tokens=Length(mean=1000), output_tokens=Length(mean=output_tokens), arrivals=Arrivals(rate=0.01),
+        count=20,
+    )  # fmt: skip
+    load = serve(load_model("llama-3.1-8b"), Cluster.parse("1xh200-sxm-141gb"), Plan(), asked, Serving(**more))
+    assert one.tpot_seconds == pytest.approx(load.latencies["tpot"]["mean"], rel=0.002)
+    step_seconds = one.tpot_seconds * tokens_per_whole_step(one.job)
+    assert (one.request_seconds - one.ttft_seconds) / step_seconds == pytest.approx(
+        math.ceil((output_tokens - 1) / tokens_per_step(one.job)), rel=1e-9
+    )
 
 
 def test_requests_under_load_make_what_a_static_batch_makes() -> None:

@@ -32,7 +32,7 @@ from shardwise.serving import (
     engine_cost_model,
     prefill_steps,
     step_ledger,
-    tokens_per_step,
+    tokens_per_whole_step,
     uses_heads,
 )
 from shardwise.serving import op_seconds as served_seconds
@@ -306,7 +306,7 @@ def _of_serving(report: InferReport) -> Roofline:
     filled = prefill_steps(case, sizes)
     prefill = [p for step, count in filled if count for p in step_points(report, "prefill", step, float(count))]
     steps = decode_steps(case, sizes)
-    made = tokens_per_step(report.job)
+    made = tokens_per_whole_step(report.job)
     decode = [point for at, share in steps if share for point in step_points(report, "decode", at, share / made)]
     what = {"prefill": "the prefill of a batch", "decode": "a decode step, the mean of the generation"}
     return Roofline(report, (*_mean(prefill), *_mean(decode)), what)

@@ -40,7 +40,7 @@ from shardwise.serving._releases import (
 from shardwise.serving._report import InferReport, beside_cache_band, conditions_of, infer, time_tree
 from shardwise.serving._routers import RouterKernel
 from shardwise.serving._sizes import ServingSizes, sizes_of_columns, take_rows
-from shardwise.serving._speculation import tokens_per_step
+from shardwise.serving._speculation import tokens_per_step, tokens_per_whole_step
 from shardwise.serving._stated_cache import overstated, overstates
 from shardwise.serving._step import StepCost
 from shardwise.serving._unified import KeyTiles, UnifiedKernel

@@ -22,7 +22,7 @@ from shardwise.serving._memory import StageBytes, caches_of, stages_bytes
 from shardwise.serving._policy import cuts_prompts
 from shardwise.serving._routing import routing_notes
 from shardwise.serving._sizes import ServingSizes
-from shardwise.serving._speculation import tokens_per_step
+from shardwise.serving._speculation import tokens_per_whole_step
 from shardwise.serving._step import StepCost, decode_cost, in_turn, step_cost, weighted
 
 
@@ -218,7 +218,7 @@ def request_seconds(case: ServingCase, cost: BatchCost[X]) -> tuple[X, X]:
     alone = in_turn(case, steps, "prompt").seconds
     others, prompt = 1 - 1 / sizes.batch, cost.prefill.seconds / sizes.batch
     # With tokens to generate: else all prompts come at once, of whom one waits for half on average.
-    decoding = each * tokens_per_step(case.job) if case.job.output_tokens else 0 * each
+    decoding = each * tokens_per_whole_step(case.job) if case.job.output_tokens else 0 * each
     busy = others * sizes.batch * prompt / whole
     queued = named(busy * prompt / (2 * (1 - busy)), "prompts under way")
     first = named(alone, "own prompt") + named(others * decoding / 2, "rest of a decode step") + queued
@@ -241,7 +241,7 @@ def evaluate(case: ServingCase, sizes: ServingSizes[X], costs: EngineCostModel[X
     step, ledger, _ = prompts[-1]
     if case.step_tokens and not _alike(step, largest := largest_step(case, sizes)):
         ledger = step_ledger(case, sizes, largest)
-    ledgers, steps, made = [ledger], [], tokens_per_step(case.job)
+    ledgers, steps, made = [ledger], [], tokens_per_whole_step(case.job)
     for one, share in decode_steps(case, sizes):
         ledger = step_ledger(case, sizes, one)
         if case.job.speculative_method and one.phase == "decode":

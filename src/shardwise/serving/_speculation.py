@@ -9,6 +9,8 @@ the model (github.com/vllm-project/vllm vllm/v1/spec_decode).
 
 from __future__ import annotations
 
+import math
+
 from shardwise.errors import Problems
 from shardwise.models import Block, Model, load_model
 from shardwise.plans import Serving
@@ -29,6 +31,17 @@ def tokens_per_step(job: Serving) -> float:
     if job.acceptance_length:
         return job.acceptance_length
     return k + 1.0 if rate == 1 else (1 - rate ** (k + 1)) / (1 - rate)
+
+
+def tokens_per_whole_step(job: Serving) -> float:
+    """Return the mean tokens of an answer that a decode step of it makes: of the last step some may be too many.
+
+    >>> job = Serving(num_speculative_tokens=3, speculative_method="mtp", acceptance_length=2.5, output_tokens=2)
+    >>> [tokens_per_whole_step(replace(job, output_tokens=tokens)) for tokens in (2, 9, 1001)]
+    [1.0, 2.0, 2.5]
+    """
+    made, further = tokens_per_step(job), job.output_tokens - 1
+    return further / math.ceil(further / made - 1e-9) if job.speculative_method and further > 0 else made
 
 
 def speculation_problems(job: Serving, model: Model) -> Problems:
