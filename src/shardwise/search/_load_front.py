@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.records import dataclass
-from shardwise.search._load_bounds import least
+from shardwise.search._load_bounds import first_tokens, least
 from shardwise.search._load_groups import FEW, LoadGroup, LoadSearch
 from shardwise.search._result import FrontPoint
 
@@ -104,6 +104,8 @@ def _at(search: LoadSearch, place: tuple[int, int], share: float, known: tuple[A
         kept &= least(steady, part.empty, limit) * search.margin(group.case, limit) <= limit.seconds
         if limit.metric == "tpot":  # the floor of a median is far below it under load: what a point says keeps it too
             kept &= steady.tpot_seconds <= limit.seconds
+        elif limit.metric == "ttft" and not limit.of:
+            kept &= first_tokens(steady, part.empty, limit.quantile, share) <= limit.seconds
     if group.policy.mixed and not group.policy.balance_steps:  # what misses a limit misses it under more load
         users[rows] = np.where(kept, 1 / np.maximum(steady.tpot_seconds, 1e-9), -np.inf)
     points = []
