@@ -15,7 +15,7 @@ from typing import Any
 from shardwise.arrays import np
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
-from shardwise.serving.load._batch_times import BatchTimes
+from shardwise.serving.load._batch_times import BatchTimes, run_ends
 from shardwise.serving.load._batches import Batches
 from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._prices import LoadPrices
@@ -141,6 +141,23 @@ class PromptSteps:
         several = np.maximum(1 - (chances * np.clip(2 - _WAITING / phases, 0.0, 1.0)).sum(axis=-1), 0.0)
         share = several / np.maximum(several + nobody, 1e-12)
         return share * ((2.5 if self.ahead_of_time else 1.5) * step - first[:, 0])
+
+
+def prompts_alone(prices: LoadPrices, policy: Policy, rate: Any) -> tuple[Any, PromptSteps]:
+    """Return seconds of a prompt alone, and the steps of prompts at so many requests a second of each layout.
+
+    Of prompts that are cut the last step of a run is not full, nor is that of one alone; where lengths differ short
+    ones fill it, the more so the further they do.
+    """
+    fit = np.minimum(prices.together[:, 0], prices.counts[:, -1])
+    added, spread = np.asarray(prices.added[:, :, 0]), prices.spread[:, 0]
+    short = np.where(fit < 1, np.asarray(prices.short[:, :, 0]) * np.clip(2 - spread, 0.0, 1.0), 0.0)
+    ends = run_ends(short, prices.unfilled[:, :, 0], rate * added[0])[0] if short.any() else 0.0
+    steps = PromptSteps(
+        added=added + ends, ahead=np.asarray(prices.ahead[:, 0]), fit=fit, cv2=spread - 1, cut=policy.chunked,
+        ahead_of_time=policy.async_scheduling,
+    )  # fmt: skip
+    return prices.added[0][:, 0] + short[0], steps
 
 
 def _others(mean: Any, left: Any) -> Any:

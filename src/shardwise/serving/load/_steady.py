@@ -35,7 +35,7 @@ from shardwise.serving.load._batch_times import (
     slot_factor,
 )
 from shardwise.serving.load._batches import EQUAL, Batches
-from shardwise.serving.load._bulk import PromptSteps, gathered
+from shardwise.serving.load._bulk import gathered, prompts_alone
 from shardwise.serving.load._bunches import as_they_came, begin_chance, bunched, poisson_of
 from shardwise.serving.load._clocks import added_by, at_rate, share_when_full, when_full
 from shardwise.serving.load._held_cycles import held_back
@@ -210,13 +210,8 @@ class Replicas:
 
     def _prompts_alone(self, rate: Any, turns: Any) -> tuple[Any, Any]:
         """Return mean seconds to the first token where nobody decodes: of a prompt alone, and those it waits longer."""
-        p = self.prices
-        fit, alone = np.minimum(p.together[:, 0], p.counts[:, -1]), p.added[0][:, 0]
-        steps = PromptSteps(
-            added=np.asarray(p.added[:, :, 0]), ahead=np.asarray(p.ahead[:, 0]), fit=fit, cv2=p.spread[:, 0] - 1,
-            cut=self.policy.chunked, ahead_of_time=self.policy.async_scheduling,
-        )  # fmt: skip
-        return alone, steps.sojourn(rate, turns) - np.asarray(alone)
+        alone, steps = prompts_alone(self.prices, self.policy, rate)
+        return alone, steps.sojourn(rate, turns) - steps.added[0]
 
     def _cycle_seconds(self, equal: bool) -> Any:
         """Return seconds for each request of a batch among others, while so many sequences run and others wait.
