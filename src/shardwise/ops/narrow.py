@@ -118,7 +118,12 @@ def _sent(y: Layout[X], op: Op[X], scaling: NarrowScaling) -> Op[X]:
 
     parts = 1 if any(map(whole, op.forward)) else op.gathered_parts
     forward, backward = tuple(map(narrow, op.forward)), tuple(map(narrow, op.backward))
-    return replace(op, gathered_parts=parts, forward=forward, backward=backward)
+    saves = op.saves
+    if forward != op.forward and not (
+        y.stack.regathers_inputs or y.stack.saves_quantised
+    ):  # It saves what it gathered.
+        saves = tuple(replace(t, size_bytes=t.size_bytes * (scaling.sent_bytes / y.a)) for t in saves)
+    return replace(op, gathered_parts=parts, forward=forward, backward=backward, saves=saves)
 
 
 def _copies(y: Layout[X], op: Op[X], scaling: NarrowScaling, normed: set[str]) -> dict[str, Tensor[X]]:
