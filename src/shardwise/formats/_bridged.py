@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.formats._exported import ExportCase, split_states
+from shardwise.formats._exported import ExportCase
 from shardwise.formats._imported import Keys, table
+from shardwise.formats.megatron._values import split_states
 
 _SECTION = "mixed_precision."
 _MODULE = "megatron.bridge.training.mixed_precision."

@@ -389,13 +389,3 @@ def _own_way(part: T) -> T:
 def _plain(norm: Any) -> Any:
     plain = dict.fromkeys(("rmsnorm-float", "rmsnorm-offset", "rmsnorm-power"), "rmsnorm")
     return {**plain, "layernorm-float": "layernorm"}.get(norm, norm)
-
-
-def split_states(precision: str) -> tuple[str, str]:
-    """Return the recipe of GEMMs and gradients in the name of one, and what the name says of an optimizer's states.
-
-    >>> split_states("bf16-grads16-masters16-moments16"), split_states("fp8")
-    (('bf16-grads16', '-masters16-moments16'), ('fp8', ''))
-    """
-    gemms = precision.removesuffix("-moments16").removesuffix("-masters16")
-    return gemms, precision[len(gemms) :]

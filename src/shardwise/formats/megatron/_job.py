@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shardwise.formats._exported import split_states
 from shardwise.formats.megatron._graphs import launch_seconds
 from shardwise.formats.megatron._reader import Reader
-from shardwise.formats.megatron._values import facts
+from shardwise.formats.megatron._values import facts, split_states
 from shardwise.plans import SCALINGS, Dispatch, LossKernel, Plan, Settings, Stack, Training, find_stack
 from shardwise.plans.schedules import find_rules, round_size
 from shardwise.records import replace

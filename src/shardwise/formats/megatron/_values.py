@@ -259,3 +259,13 @@ def _listed(value: object) -> object:
     if isinstance(value, str):
         return tuple(value.removeprefix("[").removesuffix("]").replace(",", " ").split())
     return tuple(value) if isinstance(value, Iterable) else (value,)
+
+
+def split_states(precision: str) -> tuple[str, str]:
+    """Return the recipe of GEMMs and gradients in the name of one, and what the name says of an optimizer's states.
+
+    >>> split_states("bf16-grads16-masters16-moments16"), split_states("fp8")
+    (('bf16-grads16', '-masters16-moments16'), ('fp8', ''))
+    """
+    gemms = precision.removesuffix("-moments16").removesuffix("-masters16")
+    return gemms, precision[len(gemms) :]
