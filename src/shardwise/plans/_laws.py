@@ -9,6 +9,7 @@ from shardwise.models import Block, Model
 from shardwise.plans._plan import Plan
 from shardwise.plans.partition import listed
 from shardwise.plans.schedules import find_rules
+from shardwise.records import replace
 
 
 def all_blocks(model: Model) -> Iterator[Block]:
@@ -89,12 +90,21 @@ def _whole_stages(layers: int, plan: Plan) -> list[int]:
     return [p for p in divisors(layers) if layers % (p * plan.vpp) == 0 and p >= least and p % paired == 0]
 
 
+def _fewer_pieces(layers: int, plan: Plan) -> str:
+    """Return how a pipeline of more pieces than layers is cut, evenly where it can be and its stages kept if so."""
+    chunks = [v for v in divisors(layers) if v > 1] if plan.vpp > 1 else [1]
+    pairs = [(p, v) for v in chunks for p in _whole_stages(layers, replace(plan, vpp=v))]
+    stages, each = min(pairs, key=lambda pair: (pair[0] != plan.pp, -pair[0] * pair[1]), default=(2, 2))
+    fields = {"pp": stages, "vpp": each, "stage_layers": "" if pairs else listed(layers, stages * each)}
+    return " with ".join(f"{name} {value}" for name, value in fields.items() if value not in ("", getattr(plan, name)))
+
+
 def pipeline_laws(model: Model, plan: Plan, problems: Problems) -> None:
     """Record layers that do not make the stages, and schedules that do not suit them."""
     L, pieces = model.num_layers, plan.pp * plan.vpp
     # Where most pieces would hold no layer, a list of all says nothing, and may be longer than memory.
     cut = listed(L, pieces) if pieces <= 2 * L else ""
-    even = f"for example {cut}" if cut else f"use at most {L} pieces"
+    even = f"for example {cut}" if cut else f"use {_fewer_pieces(L, plan)}"
     if plan.stage_layers:
         if len(plan.stage_layers) != pieces:
             rule = f"must list one number for each of pp x vpp = {pieces} pieces"
@@ -105,7 +115,7 @@ def pipeline_laws(model: Model, plan: Plan, problems: Problems) -> None:
         good = _whole_stages(L, plan)
         rule = f"pp x vpp = {pieces} must divide the {L} layers of {model.name}"
         remedies = [*([one_of(good)] if good else []), *([f"stage_layers {cut}"] if cut else [])]
-        remedy = ", or ".join(remedies) or f"at most {L} pieces"
+        remedy = ", or ".join(remedies) or _fewer_pieces(L, plan)
         problems.add("pp", plan.pp, rule, remedy if good else f"use {remedy}")
     if plan.vpp > 1 and plan.pp == 1:
         problems.add("vpp", plan.vpp, "needs a pipeline", "use vpp 1 with schedule 1f1b, or pp above 1")
