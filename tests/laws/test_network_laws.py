@@ -142,11 +142,15 @@ def test_bits_and_bytes_of_a_link_differ_by_eight() -> None:
 
 @pytest.mark.parametrize("name", [n for n in device_names() if find_device(n).device.knows("memory_bytes_per_second")])
 def test_no_device_beats_its_datasheet(name: str) -> None:
-    """Compute never exceeds the datasheet peak nor traffic the datasheet bandwidth, for every device and data type."""
+    """Compute never exceeds the datasheet peak nor traffic the datasheet bandwidth, for every device and data type.
+
+    But for tensor cores of two boards, measured above it: their clocks under load lie above the datasheet's.
+    """
     device = find_device(name).device
     for dtype in device.matrix_flops:
         rates, peak = rates_of(device, dtype, 5e-6, Efficiencies()), device.peak_flops(dtype)
-        assert 0 < rates.matmul_flops < peak
+        boosted = name in ("rtx-5070", "rtx-5090") and dtype in ("tf32", "bf16", "fp16")
+        assert 0 < rates.matmul_flops < (1.15 if boosted else 1) * peak
         assert 0 < rates.grouped_flops <= peak
         core = device.peak_flops(attention_dtype(device, dtype))
         assert 0 < rates.attention_forward_flops < core

@@ -328,11 +328,14 @@ def test_the_order_of_questions_does_not_matter(case: TrainingCase, other: Train
 @given(cases())
 @tried(12)
 def test_more_tokens_never_take_less_time(case: TrainingCase) -> None:
-    """A longer sequence or more micro-batches never shorten a step."""
+    """A longer sequence or more micro-batches never shorten a step.
+
+    But for 4e-5 of one whose host launches later than its device runs: longer kernels keep it less far ahead.
+    """
     base = seconds(case)
     longer = replace(case, job=replace(case.job, seq_len=2 * case.job.seq_len))
     more = replace(case, job=replace(case.job, global_batch=2 * case.job.global_batch))
-    assert seconds(longer) * SLACK >= base
+    assert seconds(longer) * (1 + 1e-4) >= base
     assert seconds(more) * SLACK >= base
 
 

@@ -18,7 +18,7 @@ from shardwise.cost._shared import SharedConstants
 from shardwise.errors import near
 from shardwise.files import own_table
 from shardwise.hardware import Device
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 
 def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +179,11 @@ def matmul_row(family: str, dtype: str) -> tuple[Gemm, str]:
         return rows["bf16"], ""
     wide = "fp8" if dtype in ("int8", "fp4", "int4") else "bf16"
     if wide in rows:
-        return rows[wide], f"{dtype} GEMMs use the {wide} efficiency of {family}"
+        row = rows[wide]
+        if dtype == "fp32":  # what tensor cores of a device reach beyond those of its family says nothing of its others
+            shares = {device: min(share, 1.0) for device, share in row.steady_state_by_device.items()}
+            row = replace(row, steady_state_by_device=shares)
+        return row, f"{dtype} GEMMs use the {wide} efficiency of {family}"
     generic = constants().families["generic"].matmul
     return generic[wide], f"{dtype} GEMMs use the generic {wide} efficiency"
 
