@@ -177,3 +177,19 @@ def test_state_at_rest_is_what_the_tracker_saw(run: dict[str, Any]) -> None:
     left = run["state_bytes"]["optimizer"] - memory.optimizer
     assert left % 4 == 0
     assert 0 < left / 4 < 70
+
+
+def test_colossalai_widens_a_shard_beside_the_gradients_that_zero1_keeps_whole() -> None:
+    """Its step holds 16-bit weights and gradients beside a shard in fp32, gradients too: 4 P + 16 P / dp.
+
+    github.com/hpcaitech/ColossalAI colossalai/zero/low_level/low_level_optim.py step; its own benchmark printed
+    104.93 GB allocated on the first rank of this plan (README.md, 2025).
+    """
+    plan = Plan(tp=2, pp=4, dp=2, micro_batch=1, sharding="zero1", recompute="full")
+    job = Training(seq_len=4096, global_batch=256)
+    options = TrainingOptions(stack=find_stack("colossalai"))
+    report = train(load_model("llama-2-70b"), Cluster.parse("16xb200-sxm-180gb"), plan, job, options)
+    first = report.evaluation.memory[0]
+    held = 2 * first.weights + (4 + 12) * (first.weights / 2) / plan.dp
+    assert first.moments["optimizer step"] == pytest.approx(held, rel=3e-3)
+    assert first.peak == pytest.approx(104.93e9, rel=0.01)

@@ -27,13 +27,13 @@ from shardwise.formats._imported import ImportContext, Imported, Keys, table
 from shardwise.formats._words import experts_of, layers_of, words_of
 from shardwise.models import Model, catalogue, find_model, load_model, namesake
 from shardwise.plans import (
-    OBJECTIVES,
     Plan,
     Recompute,
     Sharding,
     Stack,
     Training,
     in_groups,
+    objective_named,
     rank_of,
 )
 from shardwise.records import dataclass, replace
@@ -214,13 +214,6 @@ def deepspeed_case(keys: Keys, path: str, source: str, around: ImportContext) ->
     return keys.with_file(named, deepspeed.read(read_text(whole, JSON_BYTES, path), whole, alone))
 
 
-# What is optimised, by the words of the trainers; those that compare with no other model are `_ALONE`.
-_METHODS = {
-    "dpo": "dpo", "ipo": "dpo", "orpo": "dpo", "simpo": "dpo", "cpo": "dpo", "kto": "kto",
-    "rm": "reward", "reward": "reward",
-    "ppo": "ppo", "grpo": "grpo", "gdpo": "grpo", "rloo": "grpo",
-}  # fmt: skip
-_ALONE = ("orpo", "simpo", "cpo")
 _PLAIN = ("", "sft", "pt")
 
 
@@ -229,13 +222,12 @@ def objective(keys: Keys, word: str, compares: bool = True) -> dict[str, Any]:
 
     `compares` is whether a reference is read where the method has one.
     """
-    method = _METHODS.get(word, "")
-    if not method:
+    named = objective_named(word, compares)
+    if word in _PLAIN or named is None:
         lost = f"method sft: other models that {word} reads are not counted: memory and time are understated"
         keys.assumed += [] if word in _PLAIN else [lost]
         return {}
-    alone = word in _ALONE or not compares
-    return {"method": method, "reference": "none" if alone and OBJECTIVES[method].reference else ""}
+    return dict(zip(("method", "reference"), named, strict=True))
 
 
 def lasting(job: Training, steps: int) -> Training:

@@ -16,8 +16,8 @@ from shardwise.measured._training_plan import (
     dropout_of,
     effort_of,
     global_batch_of,
-    method_of,
     named_stack,
+    objective_of,
     optimizer_of,
     optimizer_rank_of,
     pipeline_runs_of,
@@ -163,13 +163,15 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
     usual = framework.stack or vendor_stack(cluster.device.vendor) or default_stack(Plan(sharding=plan.sharding))
     stack = named_stack(record, usual, model, table)
     precision = record.text("precision") or precision_of(record, stack, set(device.matrix_flops), table)
+    method, reference = objective_of(record)
     job = Training(
         seq_len=int(record.positive("seq_len")),
         global_batch=global_batch_of(record, plan, cluster.num_devices),
         precision=precision,
         optimizer=optimizer_of(record),
         optimizer_rank=optimizer_rank_of(record),
-        method=method_of(record),
+        method=method,
+        reference=reference,
         dropout=dropout_of(record, model, stack, table),
         tuning=effort_of(record),
         attention_density=record.noted("attention_density") or 1.0,

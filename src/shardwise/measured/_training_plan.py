@@ -11,7 +11,6 @@ from shardwise.measured._record import Record, refuse, words
 from shardwise.measured._training_tuning import is_tuned, tuned_precision_of
 from shardwise.models import Model
 from shardwise.plans import (
-    OBJECTIVES,
     TUNINGS,
     ContextKind,
     Effort,
@@ -24,6 +23,7 @@ from shardwise.plans import (
     find_precision,
     find_stack,
     in_groups,
+    objective_named,
     precision_names,
     schedule_for,
     split_layers,
@@ -242,14 +242,17 @@ def optimizer_of(record: Record) -> str:
     return optimizer
 
 
-def method_of(record: Record) -> str:
-    """Return the method of training that a row's notes name, next tokens where they name none.
+def objective_of(record: Record) -> tuple[str, str]:
+    """Return method and reference that a row's notes name, next tokens where none; raises `InputError` for others.
 
-    >>> method_of(Record({"notes": "method=grpo; group_size=4"})), method_of(Record({"notes": ""}))
-    ('grpo', 'sft')
+    >>> objective_of(Record({"notes": "method=simpo; 7B"})), objective_of(Record({"notes": ""}))
+    (('dpo', 'none'), ('sft', ''))
     """
-    method = str(record.notes.get("method", ""))
-    return method if method in OBJECTIVES else "sft"
+    word = str(record.notes.get("method", "sft"))
+    named = objective_named(word)
+    if named is None:
+        raise refuse("method", word, "is not a method of training that is predicted")
+    return named
 
 
 def optimizer_rank_of(record: Record) -> int:

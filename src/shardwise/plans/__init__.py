@@ -24,6 +24,7 @@ from shardwise.plans._jobs import (
     Serving,
     Training,
     density_of,
+    objective_named,
     objective_problems,
     reference_of,
 )

@@ -39,6 +39,10 @@ OBJECTIVES: dict[str, Objective] = {
     "ppo": Objective(source="arXiv:2203.02155 section 3.5", reference=True, critic=True, rollout=True),
 }
 """What is optimised, by name."""
+_OTHER_NAMES = {
+    "ipo": "dpo", "orpo": "dpo", "simpo": "dpo", "cpo": "dpo", "rm": "reward", "gdpo": "grpo", "rloo": "grpo",
+}  # fmt: skip
+_WITHOUT_REFERENCE = ("orpo", "simpo", "cpo")
 PHASES = (
     "rollout", "old-log-probabilities", "mismatched-log-probabilities", "values", "reference-log-probabilities",
     "update", "policy-update", "critic-update",
@@ -46,6 +50,21 @@ PHASES = (
 """Phases of a step of preferences or rewards."""
 REFERENCES = ("base", "adapter", "copy", "none")
 """The reference: the base with its adapters off, a frozen adapter, a frozen copy of all weights, or no reference."""
+
+
+def objective_named(word: str, compares: bool = True) -> tuple[str, str] | None:
+    """Return method and reference of a trainer's word for what is optimised, None where nobody here knows it.
+
+    `compares` is whether a reference is read where the method has one.
+
+    >>> objective_named("simpo"), objective_named("ppo"), objective_named("gkd")
+    (('dpo', 'none'), ('ppo', ''), None)
+    """
+    method = _OTHER_NAMES.get(word, word)
+    if method not in OBJECTIVES:
+        return None
+    alone = word in _WITHOUT_REFERENCE or not compares
+    return method, "none" if alone and OBJECTIVES[method].reference else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

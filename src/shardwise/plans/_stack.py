@@ -193,8 +193,8 @@ class Stack:
     """Which gradients of a backward pass are added up when all are there: 16-bit ones to wider, or those of a graph."""
     widens_gradients: bool
     """16-bit gradients are kept in fp32 too from a step to the next."""
-    flattens_gradients: bool
-    """Gradients are copied into whole buckets, two where their reduction hides, and made flat in fp32 to update."""
+    step_gradients: Literal["", "flat", "wide"]
+    """Of ZeRO, which copies 16-bit gradients into whole buckets: a shard's are made flat, then fp32, or fp32 alone."""
     accumulates_whole: Literal["", "trained", "units"]
     """What of sharded gradients stays whole between micro-batches (no_sync): of what trains, or flat parameters."""
     wide_embedding_moments: bool

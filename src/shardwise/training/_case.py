@@ -155,7 +155,7 @@ class TrainingCase:
         where, hosted = self.stack.checkpoint_reenters, "activations" in self.plan.offload
         if where == "sft":
             return self.job.method == "sft" and not hosted
-        weights, zero = self.plan.sharding_rules.weights, self.stack.flattens_gradients
+        weights, zero = self.plan.sharding_rules.weights, bool(self.stack.step_gradients)
         if where == "zero3 adapters":
             return weights and zero and bool(self.job.adapter)
         fsdp = weights and not zero and not hosted

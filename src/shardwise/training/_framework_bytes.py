@@ -149,7 +149,7 @@ def bucket_bytes(recipe: Recipe, classes: Sequence[tuple[Recipe, tuple[X, X, X, 
     zero = 0 * classes[0][2]
     if not (recipe.bucket_elements and recipe.shards_optimizer):
         return zero
-    if recipe.stack.flattens_gradients:
+    if recipe.stack.step_gradients:
         many = recipe.stack.reduce_buckets(recipe.shards_weights)
         return categorized(
             "buffers", zero + many * recipe.precision.activation_bytes * recipe.bucket_elements, "reduce buckets"
@@ -188,13 +188,14 @@ def _flat_pair(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X]) -
     DeepSpeed runtime/zero/stage_1_and_2.py, step; ZeRO-3 takes sub-groups of 1e9 in turn (stage3.py sub_group_size).
     """
     zero = 0 * params[0]
-    if not (recipe.stack.flattens_gradients and recipe.shards_optimizer and recipe.precision.master_bytes):
+    if not (recipe.stack.step_gradients and recipe.shards_optimizer and recipe.precision.master_bytes):
         return zero, zero
     master, own = recipe.precision.master_bytes, recipe.precision.gradient_bytes
     wide = _wide_gradients(recipe, sizes, params)
     if recipe.shards_weights:
         wide = minimum(wide, master * _SUB_GROUP)
-    return wide * (own / master), wide * (own < master)
+    narrow = own / master if recipe.stack.step_gradients == "flat" else 0
+    return wide * narrow, wide * (own < master)
 
 
 def flat_update(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X]) -> X:

@@ -335,7 +335,7 @@ def held_head(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
 
 def reentrant_fsdp(recipe: Recipe) -> bool:
     """Return whether weights are sharded by FSDP1 around reentrant checkpoints."""
-    flat = recipe.stack.fsdp_padding == "flat" and not recipe.stack.flattens_gradients
+    flat = recipe.stack.fsdp_padding == "flat" and not recipe.stack.step_gradients
     return recipe.reenters and recipe.shards_weights and flat
 
 
