@@ -259,6 +259,13 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
          "global_batch": 16, "adapter": "lora", "rank": 32, "adapter_dropout": 0.05},
     ),
     # one process over four devices: layers are split, and no replica multiplies the batch
+    # huggingface/alignment-handbook recipes/zephyr-7b-beta/dpo/config_full.yaml: beta alone says what it optimises
+    "trl-dpo-beta": (
+        "model_name_or_path: Qwen/Qwen2-0.5B\nbf16: true\nbeta: 0.01\nmax_length: 1024\nmax_prompt_length: 512\n"
+        "gradient_checkpointing: true\nper_device_train_batch_size: 8\n",
+        8,
+        {"stack": "trl", "method": "dpo", "reference": "", "seq_len": 1024, "global_batch": 64},
+    ),
     "trl-device-map": (
         "model_name_or_path: Qwen/Qwen2-0.5B\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 8\n"
         "packing: true\nmodel_init_kwargs:\n  device_map: auto\n",
@@ -281,6 +288,16 @@ def test_a_real_file_means_what_its_trainer_does(name: str, tmp_path: Path) -> N
         said |= {field: getattr(record, field) for field in facts if hasattr(record, field)}
     assert {field: said[field] for field in facts} == facts
     assert not case.unknown
+
+
+def test_a_preference_of_trl_without_a_word_of_its_own_has_the_folder_s(tmp_path: Path) -> None:
+    """huggingface/alignment-handbook recipes/zephyr-141b-A35b/orpo/config_full.yaml: no reference is read."""
+    (tmp_path / "orpo").mkdir()
+    path = tmp_path / "orpo" / "config_full.yaml"
+    path.write_text("model_name_or_path: Qwen/Qwen2-0.5B\nbeta: 0.05\nmax_length: 2048\n", encoding="utf-8")
+    case = import_file(path)
+    assert (case.job.method, case.job.reference) == ("dpo", "none")
+    assert any("method of ORPO" in one for one in case.assumed)
 
 
 # Launch scripts of the systems' repositories -> what the caller sets, and what they mean.
@@ -306,6 +323,13 @@ SCRIPTS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {},
         {"model": "llama-2-7b", "num_devices": 8, "sharding": "zero3", "precision": "fp16-grads16", "seq_len": 512,
          "global_batch": 32, "recompute": "full", "offload": ()},
+    ),
+    # step2_reward_model_finetuning/training_scripts/llama2/run_llama2_7b.sh: main.py again, of another folder
+    "deepspeed-chat-reward": (
+        "deepspeed --num_gpus 8 main.py --data_path a --model_name_or_path meta-llama/Llama-2-7b-hf "
+        "--per_device_train_batch_size 8 --max_seq_len 512 --num_padding_at_beginning 0 --zero_stage 3 --deepspeed\n",
+        {},
+        {"model": "llama-2-7b", "sharding": "zero3", "method": "reward", "seq_len": 512, "global_batch": 64},
     ),
     # trl/scripts/dpo.py and grpo.py, whose docstrings start them so
     "trl-dpo": (

@@ -23,6 +23,7 @@ from shardwise.formats._pointed import pointed
 from shardwise.formats._systems import READ_ONLY, SYSTEMS
 from shardwise.records import replace
 
+_BESIDE_ENGINES = ("swift", "slime", "openrlhf")  # scripts of theirs may start a teacher's or a judge's engine too
 MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}
 """Most bytes of a file by its ending; of any other, what a person writes."""
 
@@ -57,7 +58,12 @@ def import_file(
         if case is None:
             modules = (import_module(f"shardwise.formats.{system}") for system in (*READ_ONLY, *SYSTEMS))
             read = next(module for module in modules if module.recognises(name, text)).read
-            case = cast("Imported", read(text, name, around))
+            try:
+                case = cast("Imported", read(text, name, around))
+            except InputError:
+                if name.endswith((".yaml", ".yml")):
+                    _refuse_named(name, text)
+                raise
     _refuse_foreign(case, name, text, around)
     if not case.job.targets:
         return case
@@ -71,14 +77,15 @@ def _refuse_foreign(case: Imported, name: str, text: str, around: ImportContext)
     strange = [one for one in case.unknown if one.value not in NOTHING]
     known = len(case.understood) + len(case.ignored) + len(case.silent)
     followed = case.understood or case.ignored
-    other = unread(re.sub(r"(?m)(^|\s)#.*$", "", text)) if case.unknown else ""
-    named = bool(other) and name.endswith((".yaml", ".yml"))
-    if case.unknown and (named or len(strange) >= known or (strange and not followed)):
+    if case.unknown and name.endswith((".yaml", ".yml")):
+        _refuse_named(name, text)
+    if case.unknown and (len(strange) >= known or not followed):
+        _refuse_named(name, text)
         most = f"{len(case.unknown)} of {known + len(case.unknown)} words are no settings of {case.system}"
         rule = "has no setting of a system that is read" if not followed else f"is of no system that is read: {most}"
         if re.search(r'"(model_type|architectures|hidden_size)"\s*:', text):
             raise InputError([Problem("from", name, "is a model's configuration", "give it in place of the model")])
-        raise InputError([Problem("from", name, f"is of {other}, which is not read" if other else rule, REMEDY)])
+        raise InputError([Problem("from", name, rule, REMEDY)])
     problems, skipped = Problems(), [word.lstrip("-") for word in around.skipped]
     for one in strange:
         word = one.argument.lstrip("-")
@@ -86,6 +93,12 @@ def _refuse_foreign(case: Imported, name: str, text: str, around: ImportContext)
             rule, remedy = f"is {one.meaning}, and its name speaks of sizes", f"say it in words of {case.system}"
             problems.add(one.argument, one.value, rule, f"{remedy}, or skip it: --skip {word}")
     problems.raise_if_any()
+
+
+def _refuse_named(name: str, text: str) -> None:
+    """Raise `InputError` where a file outside its comments has words of a system that is known and not read."""
+    if other := unread(re.sub(r"(?m)(^|\s)#.*$", "", text)):
+        raise InputError([Problem("from", name, f"is of {other}, which is not read", REMEDY)])
 
 
 # Kinds of batch/v1, of Kubeflow's trainer, of Volcano and of KubeRay that run a program to its end.
@@ -124,7 +137,7 @@ def starts_server(path: str | PathLike[str]) -> bool:
             return True
         if name.endswith(tuple(MOST_BYTES)):
             return False
-        trainers = (system for system in ("swift", *SYSTEMS) if system not in ("fsdp", "megatron"))
+        trainers = (system for system in (*_BESIDE_ENGINES, *SYSTEMS) if system not in ("fsdp", "megatron"))
         own = (import_module(f"shardwise.formats.{system}") for system in trainers)
         return bool(engine_in(text)) and not any(module.recognises(name, text) for module in own)
 

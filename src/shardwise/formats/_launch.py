@@ -55,9 +55,11 @@ _UNREAD = (
     # open_instruct/finetune.py takes transformers' words in their meaning; what names them in YAML may be DPO's.
     (r"\bopen_instruct[./](?!finetune\b)\w+", "Open Instruct"),
     (r"(?m)^(with_tracking|checkpointing_steps|dataset_mixer(_list)?):", "Open Instruct"),
-    (r"\bprimus(-cli|/cli/main\.py)\b", "Primus"),
+    (r"\bprimus(-cli|/cli/main\.py)\b", "Primus' launcher, beside the YAML of its experiment"),
     (r"\bstart_\w+_pipeline\.py\b", "ROLL's launcher, beside the YAML of its pipeline"),
     (r"(?ms)^resources:\s*$.*^run:\s*\|", "SkyPilot"),
+    (r"(?m)^[\s{]*[\"']?(pipe[_-]parallel[_-]size|scaled[_-]upper[_-]triang\w*|gpt[_-]j[_-]residual)\b", "GPT-NeoX"),
+    (r"(?m)^(train_loader|device_train_microbatch_size):", "llm-foundry"),
 )  # fmt: skip
 
 

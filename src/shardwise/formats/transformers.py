@@ -18,6 +18,7 @@ from shardwise.formats._checkpoints import attending, liger_patches, reentrant, 
 from shardwise.formats._exported import ExportCase, Exported, lost, refuse, unexported, worded
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
+from shardwise.formats._trl_programs import NO_MISMATCH, PROGRAMS, program_of
 from shardwise.formats._words import words_of
 from shardwise.models import Model
 from shardwise.plans import (
@@ -43,15 +44,14 @@ _PRECISIONS = {
     "fp32": ("no", "float32"),
 }
 _TELLING = frozenset(("--per_device_train_batch_size", "--gradient_accumulation_steps", "--model_name_or_path"))
+# What a training is told and scripts that generate, convert or judge with a named model are not.
+_TRAINS = re.compile(
+    r"--(?:per_device_train|gradient_|learning_rate|num_train|max_steps|do_train|train_|block_size|optim|dataset|data_path|"
+    r"deepspeed|fsdp|use_peft|lora_|bf16)|\btrl\b|(?i:train|tune|sft|dpo|grpo|run_[a-z]?lm)\w*\.py"
+)
+_OTHERS = re.compile(r"--micro-batch-size|--actor_model_name|(?i:infer|generat|convert|merge)\w*\.py")
 _LENGTHS = ("max_length", "max_seq_length", "block_size", "max_seq_len", "model_max_length", "cutoff_len")
-_OF_TRL = ("sft", "dpo", "grpo", "rloo", "reward", "kto")
-# trl 1.16.0 trainer/dpo_config.py, loss_type: losses of pairs that other programs do not have.
-_PREFERENCES = frozenset((
-    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
-    "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm",
-))  # fmt: skip
 _REENTRANT = tuple(f"{name}_checkpointing_kwargs.use_reentrant" for name in ("activation", "gradient"))
-_NO_MISMATCH = "apo_zero_unpaired"  # trl 1.16.0 trainer/kto_trainer.py calculate_kl
 _ADAPTER = _trainer.AdapterKeys(
     rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
     saved="lora_modules_to_save", usual_rank=16, usual_targets=("q", "v"), parameters="lora_target_parameters",
@@ -60,8 +60,8 @@ _ADAPTER = _trainer.AdapterKeys(
 
 def recognises(name: str, text: str) -> bool:
     """Return whether a file starts a training with transformers' arguments."""
-    others = name.endswith((".json", ".yaml", ".yml")) or re.search("--micro-batch-size|--actor_model_name", text)
-    return any(word in text for word in _TELLING) and not others
+    others = name.endswith((".json", ".yaml", ".yml")) or re.search(_OTHERS, text)
+    return any(word in text for word in _TELLING) and not others and bool(_TRAINS.search(text))
 
 
 def read(text: str, source: str = "train.sh", around: ImportContext = PLAIN) -> Imported:
@@ -75,7 +75,7 @@ def read(text: str, source: str = "train.sh", around: ImportContext = PLAIN) -> 
     if source.endswith((".yaml", ".yml")):
         around.settings_alone(source)
         keys = Keys(_yaml.parse(text, source), _TABLE, source)
-        return _case(keys, Launch(program=_program(keys)), source, around)
+        return _case(keys, Launch(program=program_of(keys, source)), source, around)
     launch = started(text, _TELLING.__contains__, source, around.variables)
     case = _case(Keys(_trainer.spelled_words(launch.arguments), _TABLE, source), launch.launch, source, around)
     return replace(case, assumed=(*launch.notes, *case.assumed))
@@ -89,7 +89,7 @@ def _case(
     `accelerate` is accelerate's file, else the one that the launcher names.
     """
     program = launch.program.rpartition("/")[2].removesuffix(".py").removeprefix("trl.scripts.")
-    trl = program in _OF_TRL
+    trl = program in PROGRAMS
     _yaml.refuse_open(keys)
     accelerate = accelerate or _named_config(keys, launch, source, around)
     devices = around.num_devices or (accelerate.num_devices if accelerate else 0) or launch.num_devices
@@ -108,7 +108,7 @@ def _case(
         precision=_under_deepspeed(keys, launched, trl) if launched else _precision(keys, accelerate, trl, sharded),
         optimizer=_trainer.optimizer_of(keys, "optim"),
         **_adapter(keys, trl),
-        **(_objective(keys, program) if trl else {}),
+        **(_objective(keys, program) if trl else _of_chat(keys, source)),
     )
     job = _trainer.lasting(job, keys.whole("max_steps", rest=True) or 0)
     model = _trainer.model_named(keys, "model_name_or_path")
@@ -227,31 +227,26 @@ def _answered(keys: Keys) -> int:
     return (prompt or 512) + (keys.whole("max_completion_length") or 512)
 
 
-def _program(keys: Keys) -> str:
-    """Return the program of TRL's that a YAML is for, by the settings that only one has."""
-    answers = ("num_generations", "max_completion_length", "reward_funcs", "use_vllm")
-    if any(keys.raw(name) is not None for name in answers):
-        return "grpo"
-    if "center_rewards_coefficient" in keys.values:
-        return "reward"
-    pairs = ("precompute_ref_log_probs", "reference_free", "rpo_alpha", "use_logits_to_keep", "f_divergence_type")
-    loss_types = {*words_of(keys, "loss_type")}
-    weights = ("desirable_weight", "undesirable_weight")
-    if loss_types & {"kto", _NO_MISMATCH} or any(keys.raw(name) is not None for name in weights):
-        return "kto"
-    losses = loss_types & _PREFERENCES
-    return "dpo" if losses or any(keys.raw(name) is not None for name in pairs) else "sft"
-
-
 def _objective(keys: Keys, program: str) -> dict[str, Any]:
     """Return what TRL's program optimises; answers are compared with a reference where beta is above 0."""
     if program in ("grpo", "rloo"):
         beta = keys.raw("beta")
         usual = 0.05 if program == "rloo" else 0.0  # trl 1.16 trainer/{grpo,rloo}_config.py
         return _trainer.objective(keys, program, bool(usual if beta is None else beta))
-    if program == "kto" and _NO_MISMATCH in words_of(keys, "loss_type"):
-        keys.assumed.append(f"method kto: {_NO_MISMATCH} scores no mismatched answers: time is overstated")
+    if program == "kto" and NO_MISMATCH in words_of(keys, "loss_type"):
+        keys.assumed.append(f"method kto: {NO_MISMATCH} scores no mismatched answers: time is overstated")
     return _trainer.objective(keys, program, not keys.flag("precompute_ref_log_probs"))
+
+
+def _of_chat(keys: Keys, source: str) -> dict[str, Any]:
+    """Return what a script of DeepSpeed-Chat optimises: those of all steps start main.py with the same arguments.
+
+    Source: github.com/deepspeedai/DeepSpeedExamples DeepSpeed-Chat training/step2_{reward_model,dpo}_finetuning.
+    """
+    reward = keys.raw("num_padding_at_beginning") is not None
+    word = "reward" if reward else "dpo" if "step2_dpo" in source else ""
+    keys.assumed += [f"method {word}: a script of DeepSpeed-Chat's second step"] if word else []
+    return _trainer.objective(keys, word)
 
 
 def _precision(keys: Keys, accelerate: Imported | None, trl: bool, sharded: bool = False) -> str:
