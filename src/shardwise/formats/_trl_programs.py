@@ -34,13 +34,13 @@ _OF_ANSWERS = ("beta", "max_prompt_length")
 def program_of(keys: Keys, source: str) -> str:
     """Return the program of TRL's that settings are for: by their own names, else by the word in the file's path."""
     losses = {*words_of(keys, "loss_type")}
-    told = {
+    by_value = {
         "reward": "center_rewards_coefficient" in keys.values,
         "kto": bool(losses & {"kto", NO_MISMATCH}),
         "dpo": bool(losses & _LOSSES_OF_PAIRS),
     }
     for program, names in _OWN:
-        if told.get(program) or any(keys.raw(name) is not None for name in names):
+        if by_value.get(program) or any(keys.raw(name) is not None for name in names):
             return program
     answers = [name for name in _OF_ANSWERS if keys.raw(name) is not None]
     if not answers:
