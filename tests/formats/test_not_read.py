@@ -87,3 +87,12 @@ def test_a_script_that_starts_a_teacher_s_engine_is_the_training(tmp_path: Path)
     (tmp_path / "a.sh").write_text(script, encoding="utf-8")
     case = import_file(tmp_path / "a.sh")
     assert (case.system, case.model and case.model.name, case.plan.tp) == ("slime", "qwen3-8b", 2)
+
+
+@pytest.mark.parametrize("name", ["train.py", "tune.ipynb"])
+def test_a_program_is_no_script_of_the_shell(name: str, tmp_path: Path) -> None:
+    """A training of transformers in Python is said to be a program, not a shell script whose `if` stays open."""
+    text = "from transformers import Trainer\nif True:\n    Trainer(model, args).train()\nfor a in b:\n    pass\n"
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="is a program: of those Unsloth's .py scripts alone are read"):
+        import_file(tmp_path / name)

@@ -83,7 +83,7 @@ def _refuse_foreign(case: Imported, name: str, text: str, around: ImportContext)
         _refuse_named(name, text)
         most = f"{len(case.unknown)} of {known + len(case.unknown)} words are no settings of {case.system}"
         rule = "has no setting of a system that is read" if not followed else f"is of no system that is read: {most}"
-        if re.search(r'"(model_type|architectures|hidden_size)"\s*:', text):
+        if re.search(r'"(architectures|hidden_size|n_embd|d_model)"\s*:', text):
             raise InputError([Problem("from", name, "is a model's configuration", "give it in place of the model")])
         raise InputError([Problem("from", name, rule, REMEDY)])
     problems, skipped = Problems(), [word.lstrip("-") for word in around.skipped]
@@ -119,9 +119,14 @@ def _called(path: str) -> str:
 
 def read_text(path: str) -> str:
     """Return the text of a file; raises `InputError` where it cannot be read."""
+    from shardwise.formats import unsloth
+
     text = files.read_text(path, MOST_BYTES.get(os.path.splitext(path)[1], files.WRITTEN_BYTES), "from")
     if not text.strip():
         raise InputError([Problem("from", path, "is empty", "give a file that holds settings or a script")])
+    if path.endswith((".py", ".ipynb")) and not unsloth.recognises(path, text):
+        rule = "is a program: of those Unsloth's .py scripts alone are read"
+        raise InputError([Problem("from", path, rule, "give the command that starts it, or the settings it is given")])
     return text
 
 
