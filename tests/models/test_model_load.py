@@ -295,6 +295,9 @@ def test_a_misspelt_name_is_still_named() -> None:
         ("glm-5.3-air", "glm-5.3-flash"),
         ("qwen3.5-3b", "qwen3.5-"),
         ("llama3", "llama-3-8b"),
+        ("llama-70b", "llama-3.3-70b"),
+        ("mistral-7b", "mistral-7b-v0.3"),
+        ("gemma-27b", "gemma-3-27b"),
     ],
 )
 def test_a_wrong_name_is_given_its_own_series_first(word: str, first: str) -> None:
@@ -309,6 +312,7 @@ def test_a_wrong_name_is_given_its_own_series_first(word: str, first: str) -> No
         ("huihui-ai/Qwen2.5-7B-Instruct-abliterated", "a catalogue name such as qwen2.5-7b"),
         ("NousResearch/Hermes-3-Llama-3.1-8B", "a catalogue name such as llama-3.1-8b"),
         ("unsloth/gpt-oss-20b-GGUF", "serve gpt-oss-20b with --weights q4_k_m"),
+        ("llama3.1:8b-instruct-q4_K_M", "serve llama-3.1-8b with --weights q4_k_m"),
         ("bartowski/Llama-3.2-3B-Instruct-Q6_K-GGUF", "serve llama-3.2-3b with --weights q6_k"),
         ("unsloth/Qwen3-8B-unsloth-bnb-4bit", "serve qwen3-8b with --weights nf4"),
         ("Intel/Qwen3-30B-A3B-Instruct-2507-int4-AutoRound", "serve qwen3-30b-a3b-2507 with --weights int4"),
@@ -322,6 +326,13 @@ def test_a_copy_that_is_not_listed_is_told_by_the_model_in_its_name(word: str, r
     assert remedy in caught.value.problems[0].remedy
     if "--weights" in remedy:
         assert find_format(remedy.rpartition(" ")[2]).bits < 16
+
+
+def test_a_tag_of_ollama_is_its_model() -> None:
+    """Name and size stand on both sides of a colon there, and nothing in them says the format of the weights."""
+    model = load_model("llama3.3:70b")
+    assert model.num_layers == 80
+    assert "Ollama stores most tags" in " ".join(model.assumptions)
 
 
 @pytest.mark.parametrize(

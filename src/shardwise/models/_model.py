@@ -11,7 +11,7 @@ from functools import cache
 from os import PathLike
 from typing import Any, cast
 
-from shardwise.errors import InputError, Problem, near
+from shardwise.errors import InputError, Problem
 from shardwise.field_types import typed
 from shardwise.files import read_json
 from shardwise.libraries import how_to_install
@@ -20,6 +20,7 @@ from shardwise.models._contexts import released_context
 from shardwise.models._copies import split_copy, stored_by
 from shardwise.models._hub import why_unfetched
 from shardwise.models._importer import FilePart, architecture_from_config
+from shardwise.models._near_names import named_inside, names_alike
 from shardwise.models._sizes import architecture_from_sizes
 from shardwise.notebook import Card, CardLine
 from shardwise.records import dataclass, replace
@@ -140,9 +141,11 @@ def resolve_architecture(
     copy = published_copy(word)
     if copy is not None:
         return _from_copy(word, *copy, overrides)
-    copied = namesake(word) if re.fullmatch(r"\w[\w.-]*/[\w.-]+", word, re.ASCII) else None
+    copied = namesake(word) if re.fullmatch(r"\w[\w.-]*[/:][\w.-]+", word, re.ASCII) else None
     if copied is not None:
-        return _from_catalogue(copied, overrides, word, (f"{word} is taken for {copied}, after which it is named",))
+        stored = "; Ollama stores most tags without a format as q4_k_m (--weights q4_k_m)" if ":" in word else ""
+        note = f"{word} is taken for {copied}, after which it is named{stored}"
+        return _from_catalogue(copied, overrides, word, (note,))
     return _from_hub(word, overrides, part)
 
 
@@ -221,14 +224,16 @@ def find_model(word: str) -> str | None:
 
 
 def namesake(word: str) -> str | None:
-    r"""Return the catalogue name after which a copy is named: another owner's on the hub, or a folder; None for none.
+    r"""Return the catalogue name after which a copy is named: on the hub, a folder, a tag of Ollama; None for none.
 
     >>> namesake("NousResearch/Meta-Llama-3.1-8B"), namesake("D:\\data\\Qwen2.5-7B-Instruct"), namesake("me/mine")
     ('llama-3.1-8b', 'qwen2.5-7b', None)
     >>> namesake("casperhansen/llama-3-70b-fp16"), namesake("allenai/Olmo-3-7B-Instruct-SFT")
     ('llama-3-70b', 'olmo-3-7b')
+    >>> namesake("llama3.3:70b"), namesake("qwen3:30b-a3b")
+    ('llama-3.3-70b', 'qwen3-30b-a3b')
     """
-    own = re.split(r"[/\\]", word.rstrip("/\\"))[-1]
+    own = re.split(r"[/\\]", word.rstrip("/\\"))[-1].replace(":", "-")
     return find_model(own) or find_model(re.sub(r"(?i)[-_.](fp16|bf16)$", "", own))
 
 
@@ -360,34 +365,6 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: FilePart) ->
     return architecture_from_config(raw, name=name, overrides=overrides, part=part)
 
 
-def _alike(word: str, alike: float) -> list[str]:
-    """Return three names that a wrong one may stand for: those of its series first, each at least so alike.
-
-    >>> _alike("deepseek-v4-max", 0.5)[:2], _alike("glm-5.3", 0.5)[0]
-    (['deepseek-v4-flash', 'deepseek-v4-pro'], 'glm-5.3-flash')
-    """
-    names, series = model_names(), _series(word)
-    own = [name for name in names if series and plain(_series(name)) == plain(series)]
-    return list(dict.fromkeys([*near(word, own, 3, alike), *near(word, names, 3, alike)]))[:3]
-
-
-def _series(name: str) -> str:
-    """Return a name up to its first number, which makes a series: qwen3.5, deepseek-v4; "" where it has none."""
-    start = re.match(r"[^\d]*\d+(\.\d+)*", name)
-    return start[0] if start else ""
-
-
-def _inside(own: str) -> list[str]:
-    """Return the model that a tuned one names, the longest of those that stand in its name.
-
-    >>> _inside("hermes-3-llama-3.1-8b"), _inside("qwen2.5-7b-instruct-abliterated"), _inside("mine")
-    (['llama-3.1-8b'], ['qwen2.5-7b'], [])
-    """
-    own = plain(own)
-    inside = [name for name in model_names() if len(name) > 6 and re.search(rf"{re.escape(plain(name))}(?![\d.])", own)]
-    return sorted(inside, key=len)[-1:]
-
-
 def _fail(word: str, rule: str) -> InputError:
     copy = quantised_copy(word)
     if copy is not None:
@@ -395,6 +372,7 @@ def _fail(word: str, rule: str) -> InputError:
         return InputError([Problem("model", word, rule, remedy)])
     own = re.split(r"[/\\]", word)[-1].lower()
     # A place is seldom a name that is spelt wrong.
-    close = _inside(own) or _alike(own.removesuffix(".json"), 0.75 if own != word.lower() or _PATH.match(word) else 0.5)
+    alike = 0.75 if own != word.lower() or _PATH.match(word) else 0.5
+    close = named_inside(own, model_names()) or names_alike(own.removesuffix(".json"), model_names(), alike)
     such = f" such as {', '.join(close)}" if close else ""
     return InputError([Problem("model", word, rule, f"give a path to config.json or a catalogue name{such}")])
