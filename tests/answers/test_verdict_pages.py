@@ -65,9 +65,9 @@ def test_rates_say_what_they_count() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("deepseek-v3", "--on", "8xh200"), "nearest change that fits: --tp 8"),
-        (("llama-3.1-70b", "--on", "4xh100"), "nearest change that fits: --tp "),
-        (("llama-3.1-405b", "--on", "8xa100"), "no single change tried fits; nearest is --tp 8 --dp 1, "),
+        (("deepseek-v3", "--on", "8xh200", "--dp", "8"), "nearest change that fits: --tp 8"),
+        (("llama-3.1-70b", "--on", "4xh100", "--tp", "1"), "nearest change that fits: --tp "),
+        (("llama-3.1-405b", "--on", "8xa100", "--tp", "1"), "no single change tried fits; nearest is --tp 8 --dp 1, "),
     ],
 )
 def test_a_model_too_large_for_a_device_is_split(words: tuple[str, ...], says: str) -> None:
@@ -78,11 +78,44 @@ def test_a_model_too_large_for_a_device_is_split(words: tuple[str, ...], says: s
 
 
 @pytest.mark.parametrize(
+    ("words", "status", "plan", "why"),
+    [
+        ("infer llama-3.1-8b --on 4xh100", 0, (1, 1, 4), ""),
+        ("infer llama-3.1-70b --on 8xh100", 0, (4, 1, 2), "tp 4: the fewest devices that hold a replica with a chance"),
+        ("infer deepseek-v3 --on 16xh200", 0, (8, 1, 2), "tp 8: the fewest devices that hold a replica with a chance"),
+        ("infer llama-3.1-405b --on 16xa100", 0, (8, 2, 1), "tp 8, pp 2: the fewest devices"),
+        ("infer llama-3.1-405b --on 2xa100", 1, (2, 1, 1), "tp 2: the widest replica, which the devices do not hold"),
+        ("infer phi-4 --on 4xt4", 0, (2, 2, 1), "tp 2, pp 2: the fewest devices"),
+        ("infer llama-3.1-70b --on 8xh100 --dp 8", 1, (1, 1, 8), ""),
+        ("serve llama-3.1-70b --on 8xh100 --rate 1/s --requests 50", 0, (4, 1, 2), "tp 4: the fewest devices"),
+    ],
+)
+def test_a_served_replica_takes_the_fewest_devices_that_hold_it(
+    words: str, status: int, plan: tuple[int, ...], why: str
+) -> None:
+    """Who names a model and devices is told how to split it, not that one device is too small; what is said stays."""
+    done = run(*words.split(), "--json")
+    assert (done.status, tuple(done.tree["plan"][axis] for axis in ("tp", "pp", "dp"))) == (status, plan)
+    notes = [note for note in done.tree["assumptions"] if " replica" in note and "devices" in note and ":" in note]
+    assert any(note.startswith(why) for note in notes) if why else not any("hold" in note for note in notes)
+
+
+def test_values_of_one_question_have_one_layout() -> None:
+    """What varies is compared on the replica of the question itself, which is said once."""
+    done = run("infer", "llama-3.1-70b", "--on", "8xh100", "--vary", "batch=1,1024", "--width", "120")
+    assert done.out.count("tp 4: the fewest devices that hold a replica") == 1
+    assert [
+        row["fits"]
+        for row in run(*shlex.split("infer llama-3.1-70b --on 8xh100 --vary batch=1,1024 --json")).tree["rows"]
+    ] == [True, False]
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "infer llama-3.1-70b --on 2xh100 --dp 2",
-        "infer deepseek-v3 --on 8xh200",
-        "serve llama-3.1-70b --on 4xh100 --rate 1/s",
+        "infer deepseek-v3 --on 8xh200 --dp 8",
+        "serve llama-3.1-70b --on 4xh100 --rate 1/s --dp 4",
         "train llama-3.1-70b --on 16xh100 --tp 4 --pp 2 --dp 2 --recompute full --sharding zero1",
     ],
 )

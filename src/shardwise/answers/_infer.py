@@ -30,6 +30,7 @@ from shardwise.answers._page import (
     show_verdict,
 )
 from shardwise.answers._plot import check_drawable, plotted
+from shardwise.answers._replica import fewest_devices
 from shardwise.answers._waves import waves_lines, waves_of
 from shardwise.errors import InputError, check_finite
 from shardwise.records import dataclass, replace
@@ -50,7 +51,10 @@ def ask(inputs: Inputs) -> InferReport:
         plan = replace(_case.make_plan(inputs), micro_batch=1)
         options = ServingOptions(engine=_case.engine_of(inputs, cluster), efficiencies=_case.make_efficiencies(inputs))
         try:
-            report = infer(model, cluster, plan, _case.make_serving(inputs, model), options)
+            job = _case.make_serving(inputs, model)
+            report = infer(model, cluster, plan, job, options)
+            wider = fewest_devices(inputs, report, cluster, lambda other: infer(model, cluster, other, job, options))
+            report = report if wider == report.plan else infer(model, cluster, wider, job, options)
         except InputError as error:
             inputs.merge(error, dtype="compute" if "compute" in inputs.values else "weights")
         else:

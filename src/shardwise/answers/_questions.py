@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,7 @@ from shardwise.answers._from import take
 from shardwise.answers._inputs import Inputs, read_values
 from shardwise.answers._limits import broken_limits, limit_values, show_limit
 from shardwise.answers._page import Page
+from shardwise.answers._replica import NOTES, SPLITS, splits_are_said
 from shardwise.answers._value_lists import on_count
 from shardwise.errors import InputError, Problem, near
 from shardwise.plans.fields import meant
@@ -191,11 +193,22 @@ class Questions:
             raw_values |= on_count(str(raw_values.get("on", "")), int(str(raw_values.pop(_DEVICES))))
         return raw_values
 
+    @cached_property
+    def _chosen(self) -> tuple[dict[str, object], tuple[str, ...]]:
+        """The degrees that were chosen for a served replica where no flag says them, and the notes of it."""
+        base = self.at({}) if self.inputs.command == "infer" and not splits_are_said(self.inputs) else None
+        if base is None or base.report is None:
+            return {}, ()
+        notes = tuple(note for note in base.assumed if note.endswith(NOTES))
+        return {axis: getattr(base.report.plan, axis) for axis in ("tp", "pp")} if notes else {}, notes
+
     def at(self, values: Mapping[str, object]) -> VaryPoint:
-        """Return the answer at some values."""
-        own = Inputs(command=self.inputs.command)
+        """Return the answer at some values; all of the same devices lay a replica out as the question itself does."""
+        own, degrees = Inputs(command=self.inputs.command), {}
+        if values and not {"on", _DEVICES, *SPLITS} & values.keys():
+            degrees, own.notes = self._chosen[0], list(self._chosen[1])
         try:
-            read_values(self.raw(values), self.command, own)
+            read_values({**degrees, **self.raw(values)}, self.command, own)
             take(own)
             own.problems.raise_if_any()
             report = self._home.ask(own)

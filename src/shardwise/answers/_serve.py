@@ -14,11 +14,13 @@ from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._load_tree import remedies_of, remedy_tree
 from shardwise.answers._plot import check_drawable, plotted
+from shardwise.answers._replica import fewest_devices
 from shardwise.answers._request_counts import needed_count, stated_count, usual_count
 from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags, stages_of
 from shardwise.answers._serve_page import serve_page
 from shardwise.errors import InputError, Problem
 from shardwise.records import replace
+from shardwise.serving import infer
 from shardwise.serving.load import ServeReport, prefill_plan
 
 if TYPE_CHECKING:
@@ -307,6 +309,9 @@ def ask(inputs: Inputs) -> ServeReport:
     )  # fmt: skip
     try:
         report = serve(model, cluster, plan, workload, job, options)
+        own = report.base  # one request at once, which says what a replica holds before anything is simulated
+        wider = fewest_devices(inputs, own, cluster, lambda other: infer(model, cluster, other, own.job, engine))
+        report = report if wider == own.plan else serve(model, cluster, wider, workload, job, options)
     except InputError as error:
         inputs.merge(error, dtype="compute" if "compute" in inputs.values else "weights")
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
