@@ -317,3 +317,26 @@ def test_changes_beside_stated_accumulation_are_what_they_give_when_typed(batche
         assert figures(again) == (one["device_bytes"], one["step_seconds"]), flag
     page = run(*asked({})).out
     assert "--accumulation 4" in page.partition("AGAIN")[2]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "batch"),
+    [
+        ("--tp 8", "--tp 4 --pp 2", 16),
+        ("--tp 8 --global-batch 64", "--tp 4 --pp 2", 64),
+        ("--tp 8 --pp 2 --micro-batch 3", "--tp 4 --pp 2 --micro-batch 1", 48),
+    ],
+)
+def test_plans_are_compared_at_one_batch(a: str, b: str, batch: int) -> None:
+    """A batch that follows from each plan would be another job for each, and the larger one the faster plan."""
+    asked = ("compare", "llama-3.1-70b", "--on", "64xh100", "--a", a, "--b", b)
+    tree = run(*asked, "--json").tree
+    assert (tree["a"]["job"]["global_batch"], tree["b"]["job"]["global_batch"]) == (batch, batch)
+    assert "global_batch" not in tree["differences"]
+    assert f"global_batch {batch}: not given: the same for both" in run(*asked).out
+
+
+def test_batches_that_are_stated_are_compared_as_they_are() -> None:
+    """Who gives each side its own batch asks for that."""
+    asked = ("compare", "llama-3.1-8b", "--on", "8xh100", "--a", "--global-batch 8", "--b", "--global-batch 64")
+    assert run(*asked, "--json").tree["differences"]["global_batch"] == {"a": 8, "b": 64}

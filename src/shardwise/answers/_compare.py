@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -98,11 +99,13 @@ def _reports(inputs: Inputs) -> tuple[EitherReport, EitherReport]:
             raise fail("model", shared["model"], f"is given twice, first as {first}", "give one value")
         shared["model"] = first
     reports: list[tuple[str, EitherReport]] = []
+    asked: list[Inputs] = []
     problems: list[Problem] = []
     for side in _sides(inputs):
         try:
             kind, own = _inputs(shared, side)
             reports.append((kind, _infer.ask(own) if kind == "infer" else _train.ask(own)))
+            asked.append(own)
         except InputError as error:
             problems += [_of_side(side.name, p, shared) for p in error.problems]
     if len(reports) == 2 and reports[0][0] != reports[1][0]:
@@ -110,7 +113,33 @@ def _reports(inputs: Inputs) -> tuple[EitherReport, EitherReport]:
         problems.append(Problem("b", reports[1][0], rule, "compare two of a kind"))
     if problems:
         raise InputError(dict.fromkeys(problems))
-    return reports[0][1], reports[1][1]
+    return _of_one_batch(asked, reports[0][1], reports[1][1])
+
+
+_SAME_BATCH = "not given: the same for both"
+
+
+def _of_one_batch(asked: Sequence[Inputs], a: EitherReport, b: EitherReport) -> tuple[EitherReport, EitherReport]:
+    """Return two plans of training at one global batch: what one states, or the least that both run.
+
+    As they are where both state it, and where one does not run that of the other.
+    """
+    if not isinstance(a, TrainReport) or not isinstance(b, TrainReport) or a.job.global_batch == b.job.global_batch:
+        return a, b
+    stated = [bool({"global_batch", "accumulation"} & own.values.keys() or own.imported) for own in asked]
+    if all(stated):
+        return a, b
+    batches = [report.job.global_batch for report, given in zip((a, b), stated, strict=True) if given]
+    batch, reports = batches[0] if batches else math.lcm(a.job.global_batch, b.job.global_batch), [a, b]
+    for at, own in enumerate(asked):
+        if not stated[at]:
+            own.values["global_batch"] = batch
+            own.notes[:] = [f"global_batch {batch}: {_SAME_BATCH}"]
+            try:
+                reports[at] = _train.ask(own)
+            except InputError:
+                return a, b
+    return reports[0], reports[1]
 
 
 def _of_side(side: str, problem: Problem, shared: dict[str, Any]) -> Problem:
@@ -251,6 +280,8 @@ def compare_page(a: EitherReport, b: EitherReport, width: int = 80) -> Page:
     page.label("COMPARE", _verdict(a, b), "bold", "bold")
     for word, report in (("A", a), ("B", b)):
         page.label(f"{word:>9}", _title(report), "bold cyan")
+    for note in dict.fromkeys(note for one in (a, b) for note in one.assumptions if note.endswith(_SAME_BATCH)):
+        page.note(note, "dim")
     page.blank()
     table = [["", "A", "B", "B over A"]]
     table += [["fits", _yes(a), _yes(b), ""]]
@@ -318,6 +349,7 @@ def compared(row: ComparisonRow, whole: float) -> list[str]:
     x, y = without_residue(a, whole), without_residue(b, whole)
     show = _SHOW[kind]
     change = (f"{y / x - 1:+.1%}" if x else "new") if without_residue(y - x, max(whole, abs(x))) else ""
+    change = "0.0%" if change in ("-0.0%", "+0.0%") else change
     return [label, show(x) if x else "-", show(y) if y else "-", change]
 
 

@@ -56,9 +56,9 @@ def fewest_devices(inputs: Inputs, report: InferReport, cluster: Cluster, at: Ca
                 continue
             if _sure(tried[-1], wanted):
                 return _noted(inputs, tried[-1], NOTES[0])
-        held = next((one for one in tried if one.fits), None)
-        if held is not None:
-            return report.plan if held is report else _noted(inputs, held, NOTES[1])
+        fitting = next((one for one in tried if one.fits), None)
+        if fitting is not None:
+            return report.plan if fitting is report else _noted(inputs, fitting, NOTES[1])
     widest = max(tried, key=lambda one: one.plan.tp * one.plan.pp)
     return report.plan if widest is report else _noted(inputs, widest, NOTES[2])
 
