@@ -12,7 +12,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import load_model, model_from_config
 from shardwise.ops import count_parameters
-from shardwise.plans import Plan, Schedule, Training, find_stack
+from shardwise.plans import Plan, Schedule, Sharding, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
 
 DATA = json.loads((Path(__file__).parents[1] / "data/training/step_memory.json").read_text(encoding="utf-8"))
@@ -193,3 +193,26 @@ def test_colossalai_widens_a_shard_beside_the_gradients_that_zero1_keeps_whole()
     held = 2 * first.weights + (4 + 12) * (first.weights / 2) / plan.dp
     assert first.moments["optimizer step"] == pytest.approx(held, rel=3e-3)
     assert first.peak == pytest.approx(104.93e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("stack", "schedule", "sharding"), [("trl", "sequential", "none"), ("deepspeed", "1f1b", "zero1")]
+)
+def test_stages_set_nothing_aside_for_micro_batches_to_come(stack: str, schedule: Schedule, sharding: Sharding) -> None:
+    """Layers split by device_map, and DeepSpeed's stages, hold the same with 8 and with 256 micro-batches a step.
+
+    torch.distributed.pipelining alone sets a buffer aside for each (accelerate hooks.py; deepspeed pipe/engine.py).
+    """
+    plan = Plan(pp=2, dp=2 if sharding == "zero1" else 1, schedule=schedule, sharding=sharding, recompute="full")
+    cluster = Cluster.parse(f"{plan.pp * plan.dp}xa100-sxm-80gb")
+    few, many = (
+        train(
+            load_model("llama-3.2-1b"),
+            cluster,
+            plan,
+            Training(seq_len=4096, global_batch=n * plan.dp),
+            TrainingOptions(stack=find_stack(stack)),
+        ).evaluation.peak
+        for n in (8, 256)
+    )
+    assert many == few
