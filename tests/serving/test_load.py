@@ -1183,3 +1183,17 @@ def test_the_closed_form_knows_that_pieces_wait_for_their_launches(
     job, options = Serving(max_batched_tokens=step), LoadOptions(serving=ServingOptions(engine=engine))
     report = serve(load_model(model), Cluster.parse(devices), plan, load, job, options)
     assert report.steady.ttft_seconds == pytest.approx(report.requests[0].ttft_seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("start", [0.1894, 1 / 3, 7.0])
+def test_requests_that_come_together_run_alike_whenever_they_come(start: float) -> None:
+    """The first step takes all who came with the first, at any time on the clock, and so does every later one."""
+    report = answer("dense", workload(count=100, arrivals=Arrivals(kind="burst")))
+
+    def ended(at: float) -> list[float]:
+        requests = [Request(at, 1000, 100) for _ in range(100)]
+        room = float(report.base.kv_cache_tokens)
+        finished = Replica(report.fleet.decode.table, report.policy, room).run(requests)[0].finished
+        return sorted(one.end - at for one in finished)
+
+    assert ended(start) == pytest.approx(ended(0.0), rel=1e-9)

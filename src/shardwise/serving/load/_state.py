@@ -79,7 +79,8 @@ class SchedulerState:
 
     def begin(self, first: Sequence[Request], follow: Follow) -> None:
         """Expect the first requests of users, whose next ones follow on those of the batches behind, too."""
-        self.pending.extend(first)
+        for request in first:
+            self.expect(request)
         for batch in (self, *self.behind):
             batch.follow = follow
 
@@ -103,7 +104,7 @@ class SchedulerState:
         """Move the clock over steps in which the same sequences run, the last of them of so many seconds."""
         trace, running = self.trace, self.decoding + len(self.prompts)
         now = self.now
-        self.decided = now + seconds - last
+        self.decided = now + (seconds - last)
         self.now = now + seconds
         trace.busy_seconds += seconds
         trace.running_seconds += seconds * running
@@ -116,6 +117,9 @@ class SchedulerState:
     def expect(self, request: Request) -> None:
         """Add a request that will arrive, in the order of arrivals."""
         pending = self.pending
+        if not (pending or self.trace.iterations):
+            # The first step is scheduled as the first comes, with all who come with it.
+            self.decided = request.ready
         if not pending or pending[-1].ready <= request.ready:
             pending.append(request)
             return
