@@ -45,3 +45,12 @@ def test_a_model_by_its_own_name_is_no_copy() -> None:
         (name,) = search_models(word)
         assert not any("taken for" in note or "stored as" in note for note in model_record(name, word)["assumptions"])
     assert search_models("me/mine") == []
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_a_model_is_one_line_of_the_list(width: int) -> None:
+    """Ids stay whole, so that a line can be searched for and copied from; families need room."""
+    lines = models_page(model_names(), width).plain().splitlines()
+    assert any(line.startswith("deepseek-r1 ") and " deepseek-ai/DeepSeek-R1" in line for line in lines)
+    assert len([line for line in lines if line and not line.startswith(" ")]) >= len(model_names()) + 1
+    assert ("family" in lines[0]) is (width == 160)

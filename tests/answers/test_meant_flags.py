@@ -20,7 +20,10 @@ from shardwise.plans.fields import ALIASES
         ("train", "--seed", "leave it out: it changes neither bytes nor seconds"),
         ("train", "--batch-size", "did you mean --micro-batch or --global-batch?"),
         ("infer", "--batch-size", "did you mean --batch?"),
-        ("train", "--fp8", "did you mean --precision?"),
+        ("train", "--fp8", "did you mean --precision fp8?"),
+        ("train", "--fsdp", "did you mean --sharding fsdp?"),
+        ("train", "--gradient-checkpointing", "did you mean --recompute full?"),
+        ("infer", "--load-in-4bit", "did you mean --weights nf4?"),
         ("infer", "--isl", "did you mean --input-tokens?"),
         ("infer", "--max-model-len", "did you mean --input-tokens?"),
         ("infer", "--rate", "it is a flag of serve, plan serve"),
@@ -38,6 +41,17 @@ def test_words_of_other_systems_name_the_flag(command: str, flag: str, says: str
     done = run(command, "gpt2", "--on", "8xh100", flag, "8")
     assert done.status == 2
     assert says in done.err
+
+
+def test_a_stage_of_zero_is_a_word_of_sharding() -> None:
+    """DeepSpeed counts its stages, and each is a word here."""
+    assert "did you mean --sharding zero2?" in run("train", "gpt2", "--on", "8xh100", "--zero", "2").err
+
+
+def test_devices_that_are_missing_may_be_several() -> None:
+    """Who asks which card to take learns how at once, of commands that compare."""
+    assert "to compare several" in run("infer", "gpt2").err
+    assert "to compare several" not in run("comm", "gpt2").err
 
 
 def test_the_value_of_another_command_s_flag_is_not_a_model(tmp_path: Path) -> None:

@@ -412,7 +412,10 @@ def test_pages_fit_phones_and_are_as_dark_as_asked(words: tuple[str, ...], schem
     page = tmp_path / "page.html"
     assert run("infer", "gpt2", "--on", "h100", "--plot", str(page), *words).status == 0
     text = page.read_text()
-    assert "width=device-width" in text and f"color-scheme: {scheme}" in text and '<div class="wide"><svg' in text
+    assert "width=device-width" in text and f"color-scheme: {scheme}" in text
+    frame = '<div class="wide" tabindex="0"><svg role="img" aria-label="'
+    described = text.partition(frame)[2].partition('"')[0]
+    assert described.startswith("gpt2 on 1") and "Memory of a device" in described
 
 
 def test_loads_of_two_pools_are_drawn_over_all_their_devices() -> None:

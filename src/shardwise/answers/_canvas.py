@@ -61,6 +61,7 @@ table {{ border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-size: 13px }}
 th, td {{ padding: 2px 10px; border-bottom: 1px solid {line}; text-align: left; vertical-align: top }}
 td.n, th.n {{ text-align: right; font-variant-numeric: tabular-nums }}
 .wide {{ overflow-x: auto }} .wide svg {{ width: 100%; height: auto; min-width: {least} }}
+.wide table.words {{ min-width: 44rem; overflow-wrap: anywhere }}
 summary {{ cursor: pointer; font-weight: 600; margin: 1rem 0 }}
 </style>
 </head>
@@ -197,14 +198,22 @@ def _prepare(figure: Figure, paper: Canvas) -> None:
 
 
 def svg_of(figure: Figure) -> str:
-    """Return a figure as an element of a page, in a frame that scrolls where the page is narrower than it can be."""
+    """Return a figure as an element of a page, in a frame that scrolls where the page is narrower than it can be.
+
+    Its letters are drawn as outlines: what it says at its top is its description for those who cannot see it.
+    """
+    import html
     import io
 
     _prepare(figure, _PAPERS[-1])
     made = io.StringIO()
     figure.savefig(made, format="svg", metadata={"Date": None}, facecolor=figure.get_facecolor())
     drawn = made.getvalue()
-    return f'<div class="wide">{drawn[drawn.index("<svg") :]}</div>'
+    heading = [text.get_text() for text in figure.axes[0].texts]
+    panels = [axes.get_title("left") or axes.get_title() for axes in figure.axes[1:]]
+    description = html.escape("; ".join(text.replace("\n", "; ") for text in (*heading, *panels) if text))
+    svg = drawn[drawn.index("<svg") + len("<svg") :]
+    return f'<div class="wide" tabindex="0"><svg role="img" aria-label="{description}"{svg}</div>'
 
 
 def page_of(title: str, body: str, dark: bool = False) -> str:

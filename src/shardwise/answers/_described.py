@@ -9,6 +9,7 @@ from shardwise.plans import DEGREES, Plan, Workload, group_shapes
 from shardwise.units import counted, show_seconds
 
 if TYPE_CHECKING:
+    from shardwise.plans import Training
     from shardwise.search import FrontPlan
     from shardwise.serving import InferReport
     from shardwise.training import TrainReport
@@ -28,6 +29,17 @@ def describe(plan: Plan, policy: str = "") -> str:
     words += [f"recompute {' and '.join(plan.modules)}"] if plan.modules and plan.recompute == "none" else []
     words += [f"{' and '.join(plan.offload)} on the host"] if plan.offload else []
     return ", ".join(words) or "one device, nothing split"
+
+
+def describe_job(job: Training) -> str:
+    """Return the length of a sequence and the global batch of a job in words.
+
+    >>> from shardwise.plans import Training
+    >>> describe_job(Training(seq_len=4096, global_batch=1)), describe_job(Training(seq_len=512, global_batch=1024))
+    ('4,096 tokens a sequence, 1 sequence a step', '512 tokens a sequence, 1,024 sequences a step')
+    """
+    sequences = "sequence" if job.global_batch == 1 else "sequences"
+    return f"{job.seq_len:,} tokens a sequence, {job.global_batch:,} {sequences} a step"
 
 
 def describe_served(report: InferReport) -> str:

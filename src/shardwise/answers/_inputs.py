@@ -133,7 +133,7 @@ def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> 
     for key in command.required:
         from_sizes = key in ("model", "first") and not raw.keys().isdisjoint({*_flags.model_flags(), *_flags.FROM})
         if key not in raw and not from_sizes and not inputs.bad & {key, "config", "from"}:
-            inputs.fail(key, None, "is missing", example_of(key))
+            inputs.fail(key, None, "is missing", example_of(key, several="vary" in command.flags))
 
 
 def _of_several(key: str, value: object, command: Command) -> tuple[Problem, ...]:
@@ -159,15 +159,16 @@ def _of_several(key: str, value: object, command: Command) -> tuple[Problem, ...
     return (Problem(key, value, rule, remedy),)
 
 
-def example_of(key: str) -> str:
-    """Return what to write for something that is missing.
+def example_of(key: str, several: bool = False) -> str:
+    """Return what to write for something that is missing, with `several` devices where a command takes them.
 
     >>> example_of("tp")
     'give --tp'
     """
+    devices = ", or --on rtx-4090,l40s,h100 to compare several" if several else ""
     return {
         "model": "name a model, such as llama-3.1-70b (`shardwise models` lists them), or give its sizes",
-        "on": "write for example --on 64xh100; `shardwise devices` lists devices",
+        "on": f"write for example --on 64xh100{devices}; `shardwise devices` lists devices",
         "study": "name the TOML file of the study behind the command",
         "out": "name the folder of the answers: --out FOLDER",
         "what": "name what to plan behind the command: train or infer",

@@ -187,12 +187,15 @@ def models_page(names: Sequence[str], width: int = 80, search: str = "") -> Page
     if len(names) == 1:
         _one_model(page, names[0], search)
         return page
-    rows = [["model", "parameters", "family", "hub"]]
+    rows = [["model", "parameters", "hub", "family"]]
     for name in names:
         row = model_row(name)
         count = show_count(row["parameters"]) + (" " if row["parameters_published"] else "*")
-        rows.append([name, count, str(row["family"]), (row["hub"] or ["-"])[0]])
-    page.table(rows, right=(1,), header=True, indent=0)
+        rows.append([name, count, (row["hub"] or ["-"])[0], str(row["family"])])
+    # A model is one line to search and to copy from: an id stays whole, families are left out where there is no room.
+    columns = 4 if sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True)) <= width + 2 else 3
+    (whole := Page(max(width, 200))).table([row[:columns] for row in rows], right=(1,), header=True, indent=0)
+    page.lines += whole.lines
     page.blank()
     page.add(("* counted from the configuration: no count is published", "dim"))
     page.remark(f"{len(names)} models; `shardwise models NAME` shows one, `shardwise count NAME` counts it")

@@ -356,7 +356,7 @@ def next_best(page: Page, near: Sequence[tuple[RunnerUp, str]]) -> None:
     if near:
         page.label("NEXT", "runners-up, and which constants could put them ahead")
     for runner_up, text in near:
-        page.note(f"{runner_up.behind:.2%} behind: {text}")
+        page.note(f"{runner_up.behind:.1%} behind: {text}")
         page.items([_swaps(runner_up)], "dim")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.answers._canvas import PALE, RED
-from shardwise.answers._described import describe_served
+from shardwise.answers._described import describe_job, describe_served
 from shardwise.answers._plots import (
     AXES,
     Bar,
@@ -177,8 +177,7 @@ def _height(bars: Sequence[Bar], looks: Mapping[str, BarStyle]) -> float:
 
 def _job_words(report: TrainReport) -> str:
     job = report.job
-    words = f"{job.seq_len:,} tokens a sequence, {job.global_batch:,} sequences a step, "
-    return words + f"{report.case.recipe.precision.name}, {report.case.stack.name}"
+    return f"{describe_job(job)}, {report.case.recipe.precision.name}, {report.case.stack.name}"
 
 
 def _verdict(report: TrainReport) -> str:

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from shardwise.answers._canvas import GREY, INK, RED, SIZES, fitting, narrow, paper_width, plain_log
+from shardwise.answers._described import describe_job
 from shardwise.answers._plan_page import searched_on
 from shardwise.answers._plots import (
     Bar,
@@ -88,7 +89,7 @@ def plan_figure(result: TrainingResult) -> Figure:
 
 def _words(result: TrainingResult) -> list[str]:
     job, counts = result.grid.case.job, result.counts
-    asked = f"{job.seq_len:,} tokens a sequence, {job.global_batch:,} sequences a step, {result.grid.case.stack.name}; "
+    asked = f"{describe_job(job)}, {result.grid.case.stack.name}; "
     lines = [asked + f"{result.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} fit"]
     if result.best:
         first = result.best[0]

@@ -186,11 +186,11 @@ def _figure(value: float | None) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int]) -> str:
     flush = set(right)
 
-    def line(cells: Sequence[str], tag: str) -> str:
+    def line(cells: Sequence[str], tag: str, scope: str = "") -> str:
         mark = (' class="n"' if i in flush else "" for i in range(len(cells)))
-        return (
-            "<tr>" + "".join(f"<{tag}{m}>{html.escape(c)}</{tag}>" for m, c in zip(mark, cells, strict=True)) + "</tr>"
-        )
+        each = (f"<{tag}{scope}{m}>{html.escape(c)}</{tag}>" for m, c in zip(mark, cells, strict=True))
+        return f"<tr>{''.join(each)}</tr>"
 
-    body = "\n".join(line(row, "td") for row in rows)
-    return f'<div class="wide"><table>\n{line(head, "th")}\n{body}\n</table></div>'
+    top, body = line(head, "th", ' scope="col"'), "\n".join(line(row, "td") for row in rows)
+    words = "" if flush else ' class="words"'
+    return f'<div class="wide" tabindex="0"><table{words}>\n{top}\n{body}\n</table></div>'

@@ -16,6 +16,7 @@ from shardwise.answers._converters import FALSE, SWITCH, TRUE, fail, meant_by
 from shardwise.answers._files import read_case, write_case
 from shardwise.answers._flags import ALIASES, FROM, Command, Flag
 from shardwise.answers._inputs import WRITTEN, CaseFile, Inputs, known_keys, read_values
+from shardwise.answers._meant_values import meant_value
 from shardwise.answers._typed import joined
 from shardwise.answers._value_lists import SHAPE
 from shardwise.errors import InputError, Problems, near
@@ -345,7 +346,7 @@ def _find(name: str, command: Command) -> tuple[Flag | None, bool]:
     return None, False
 
 
-def _remedy(key: str, command: Command) -> str:
+def _remedy(key: str, value: object, command: Command) -> str:
     """Return which flag may be meant: the one that other systems call so, else one that is spelt alike."""
     options = {field: flag.option for field, flag in command.flags.items()}
     lists = f"`shardwise {command.words} --help` lists them"
@@ -366,7 +367,8 @@ def _remedy(key: str, command: Command) -> str:
         return f"{it} is a flag of {names}; {here}{lists}"
     # Flags of fine-tuning programs are taken too, and may be misspelt as well.
     tuned = {word: "--" + word.replace("_", "-") for word in (ALIASES if "adapter" in options else ())}
-    close = [(tuned | options)[field] for field in known or near(key, tuned | options)]
+    close = [options[field] + meant_value(key, value, command.flags[field]) for field in known]
+    close = close or [(tuned | options)[field] for field in near(key, tuned | options)]
     return f"did you mean {' or '.join(close)}? {lists}" if close else lists
 
 
@@ -386,7 +388,7 @@ def _report_unknown(scanned: ScannedWords, unknown: list[tuple[str, str | None]]
         spare = len(scanned.words) > len(command.positionals) or "from" in scanned.given or _valued(key)
         if value is not None and value in scanned.words and spare:
             scanned.words.remove(value)
-        scanned.problems.add(key, value, f"is not a flag of {command.words}", _remedy(key, command))
+        scanned.problems.add(key, value, f"is not a flag of {command.words}", _remedy(key, value, command))
     if len(unknown) > MOST_NAMED:
         rule = f"is one of {len(unknown)} flags that {command.words} does not have"
         scanned.problems.add("arguments", unknown[MOST_NAMED][0], rule, "correct those above first")
