@@ -277,10 +277,17 @@ def _reach(page: Page, report: InferReport, risk: float) -> None:
     chance = report.chance_to_fit
     wanted = f", too risky for the {risk:.0%} that was asked" if chance < risk else ""
     band = report.interval.get("kv_cache_tokens")
-    tokens = (
-        "; the cache holds {} to {} tokens in 8 of 10 published runs".format(*map(show_count, band)) if band else ""
-    )
+    tokens = "; the cache holds {} to {} tokens in 8 of 10 published runs".format(*map(_about, band)) if band else ""
     page.note(f"chance to fit {show_chance(chance)}{wanted}{tokens}", "bold yellow" if wanted else "dim")
+
+
+def _about(tokens: float) -> str:
+    """Return a number of tokens to three digits, which is more than a band knows.
+
+    >>> _about(4827.4), _about(446_210), _about(4.68e6)
+    ('4,830', '446,000', '4.68 M')
+    """
+    return show_count(tokens) if tokens >= 1e6 else f"{float(f'{tokens:.3g}'):,.0f}"
 
 
 def nearest_change(report: InferReport) -> str:
@@ -333,7 +340,8 @@ def _speed(page: Page, report: InferReport) -> None:
     page.label("RATE", f"{rate:,.0f} output tokens/s in all, {per_device:,.0f} per device, prompts included")
     page.note(f"{each:,.1f} tokens/s for each request once it decodes")
     page.note(show_band(report, "output_tokens_per_second", "{:,.0f} tokens/s".format), "dim")
-    room = f"{show_count(report.kv_cache_tokens)} tokens of cache a replica"
+    tokens = report.kv_cache_tokens
+    room = f"{show_count(tokens) if tokens >= 1e6 else f'{tokens:,}'} tokens of cache a replica"
     full = f"{room}: a batch of {report.max_concurrency:,} such requests"
     none = "none for cache: weights and working memory fill the budget"
     if overstates(report.case, report.kv_cache_budget_bytes_per_gpu):

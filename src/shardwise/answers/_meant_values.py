@@ -24,7 +24,7 @@ def meant_value(key: str, value: object, flag: Flag) -> str:
     >>> meant_value("fsdp", None, sharding), meant_value("zero", "3", sharding), meant_value("mbs", "2", sharding)
     (' fsdp', ' zero3', '')
     """
-    taken = flag.kind.schema.get("enum", ())
-    said = (key, f"zero{value}" if key in ("zero", "zero_stage") else "")
-    meant = next((word for word in said if word in taken or word in _FORMATS), _VALUES.get(key, ""))
+    choices = flag.kind.schema.get("enum", ())
+    words = (key, f"zero{value}" if key in ("zero", "zero_stage") else "")
+    meant = next((word for word in words if word in choices or word in _FORMATS), _VALUES.get(key, ""))
     return f" {meant}" if meant else ""
