@@ -344,6 +344,19 @@ def test_recipes_near_their_host_offload_what_does_not_fit(tmp_path: Path) -> No
     assert recipe.predicted < other.predicted
 
 
+@pytest.mark.parametrize(
+    ("framework", "library"),
+    [("torchtitan (2024-12)", ""), ("torchtitan (2025-03)", ""), ("torchtitan 2025-06", "cuda-12.8"),
+     ("torchtitan 2026-06", "cuda-12.8"), ("HF transformers + FSDP (accelerate, torch 2.6, 2025-04)", ""),
+     ("HF transformers + FSDP (accelerate, torch 2.7, 2025-06)", "cuda-12.8"), ("Megatron-Core r0.9.0", ""),
+     ("Megatron-LM (2024)", ""), ("Megatron-LM (2025-02)", "cuda-12.8")],
+)  # fmt: skip
+def test_a_release_says_whose_kernels_multiply(tmp_path: Path, framework: str, library: str) -> None:
+    """Products on Hopper are those of the CUDA that a release or its day had: others since cuBLAS 12.6 Update 2."""
+    found = only(tmp_path, {**TRAINING, "device": "h100-sxm-80gb", "framework": framework})
+    assert found.case is not None and found.case.stack.library == library
+
+
 def test_notes_name_the_dispatch_of_tokens(tmp_path: Path) -> None:
     """DeepEP sends a token once to each node, paired micro-batches hide that: each makes a step over nodes shorter."""
     plain = {**MIXTURE, "framework": "Megatron-Core", "num_gpus": "32", "ep": "32", "dp": "32", "recompute": "none",
