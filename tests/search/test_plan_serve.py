@@ -540,7 +540,7 @@ def test_devices_that_a_load_needs_are_named_where_simulation_refuses_the_others
     ("words", "experts"),
     [
         # Groups of attention that share experts, which decode workers need not: a worker is all of them.
-        ("qwen3-30b-a3b --on 4xh100 --input-tokens 4000 -o 100 --rate 4 --objective ttft --engine vllm", (2, 1)),
+        ("qwen3-30b-a3b --on 3xh100 --pp 1 --input-tokens 4000 -o 100 --rate 4 --objective ttft --engine vllm", (2, 1)),
         ("qwen3-30b-a3b --on 4xh100 --input-tokens 1000 -o 300 --rate 10 --engine vllm==0.6.0", (1, 2)),
         ("mixtral-8x7b --on 8xh100 --input-tokens 4000 -o 100 --rate 4 --engine sglang", (2, 1)),
     ],

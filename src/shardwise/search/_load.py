@@ -79,7 +79,7 @@ class LoadResult(Card):
         """Fewest devices that carry the load within its limits by the closed form, 0 where no number does."""
         one = self.search
         forms = [group for group in one.groups if group.form is not None and one.space.pools != "disaggregated"]
-        needed = [*one.pairs, *(float(few) for g in forms for few in one.fewest(g, math.inf) * g.devices)]
+        needed = [*one.pairs.values(), *(float(few) for g in forms for few in one.fewest(g, math.inf) * g.devices)]
         return int(min((few for few in needed if math.isfinite(few)), default=0))
 
     @cached_property

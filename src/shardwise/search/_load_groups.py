@@ -155,7 +155,7 @@ class LoadSearch:
     """Fewest replicas of groups that are known, and what the closed form says of as many."""
     likely: dict[Plan, float] = field(default_factory=dict)
     """The same of layouts, with any batch limits."""
-    pairs: list[float] = field(default_factory=list)
+    pairs: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Devices of pairs of pools that are more than there are, infinite of those that miss a limit."""
 
     @cached_property

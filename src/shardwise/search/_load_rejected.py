@@ -69,7 +69,7 @@ def _by_devices(search: LoadSearch, missed: int, answered: bool) -> Iterator[Rej
     """Yield the layouts that need more devices than there are, that no number helps, that simulation refused."""
     have, never = search.cluster.num_devices, 0
     forms = [g for g in search.groups if g.form is not None and search.space.pools != "disaggregated"]
-    needed = [one for one in search.pairs if np.isfinite(one)]
+    needed = [one for one in search.pairs.values() if np.isfinite(one)]
     never += len(search.pairs) - len(needed)
     beyond = []
     for group in forms:

@@ -14,7 +14,7 @@ from shardwise.serving.load._batches import batches_of, groups_of, lanes_of, mos
 from shardwise.serving.load._clients import think_of
 from shardwise.serving.load._explain import OPENED, explain
 from shardwise.serving.load._fleet import Transfer
-from shardwise.serving.load._means import Steady, in_tandem
+from shardwise.serving.load._means import Steady, early_first_token, handed_over
 from shardwise.serving.load._moments import LengthMoments, moments_of
 from shardwise.serving.load._options import FULLEST, LoadOptions
 from shardwise.serving.load._prefill_report import PrefillReport

@@ -27,7 +27,7 @@ from shardwise.serving._sizes import PipelineStage, sizes_of
 from shardwise.serving.load._batches import groups_of, lanes_of
 from shardwise.serving.load._clients import pauses, think_of
 from shardwise.serving.load._clock import EngineQueue
-from shardwise.serving.load._means import Steady, early_first_token, in_tandem, placed_first
+from shardwise.serving.load._means import Steady, handed_over
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
 from shardwise.serving.load._requests import Request, Trace, ended_rate, request_of
 from shardwise.serving.load._sample import Sample, requests_of
@@ -345,12 +345,9 @@ class Fleet:
         workers = self.prefill.many / self.prefill.groups
         first = self.prefill.form.at(rate / self.prefill.many, workers if turns else 1.0).row(0)
         sent = called(self.link.seconds(self.prefill.form.moments.input_tokens), "transfer of the cache")
-        share = self.prefill.many / many
-        if self.decode.policy.place_first:
-            sent = sent + called(placed_first(first, steady, share), "place for the cache")
-        if self.decode.policy.early_first_token:
-            steady = early_first_token(steady, self.decode.form.moments)
-        return in_tandem(first, steady, sent, share)
+        return handed_over(
+            (first, steady), sent, self.prefill.many / many, self.decode.policy, self.decode.form.moments
+        )
 
     def saturated(self, workload: Workload) -> float:
         """Return requests a second of a group of the pool that decodes, where the queue before it is full."""

@@ -6,8 +6,9 @@ from dataclasses import fields
 from typing import Any, Generic, cast
 
 from shardwise.ledger.number import X, maximum, minimum
-from shardwise.ledger.opened import number_at
+from shardwise.ledger.opened import called, number_at
 from shardwise.records import dataclass, replace
+from shardwise.serving._policy import Policy
 from shardwise.serving.load._moments import LengthMoments
 
 
@@ -74,6 +75,21 @@ def placed_first(prefill: Steady[Any], decode: Steady[Any], share: Any) -> Any:
 def _step(decode: Steady[Any]) -> Any:
     """Return seconds of a step of who decodes as a cache comes, none where nobody does."""
     return minimum(decode.tpot_seconds, decode.ttft_seconds / 1.5)
+
+
+def handed_over(
+    pools: tuple[Steady[Any], Steady[Any]], sent_seconds: Any, share: Any, policy: Policy, moments: LengthMoments
+) -> Steady[Any]:
+    """Return a pool of prompts and the one that decodes behind it, as the engine hands a cache over (`in_tandem`).
+
+    `policy` and `moments` are those of the pool that decodes.
+    """
+    prefill, decode = pools
+    if policy.place_first:
+        sent_seconds = sent_seconds + called(placed_first(prefill, decode, share), "place for the cache")
+    if policy.early_first_token:
+        decode = early_first_token(decode, moments)
+    return in_tandem(prefill, decode, sent_seconds, share)
 
 
 def in_tandem(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any) -> Steady[Any]:
