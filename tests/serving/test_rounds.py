@@ -15,7 +15,7 @@ from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions
 from shardwise.serving.load import LoadOptions, _rotation, serve
 from shardwise.serving.load._batches import lanes_of
-from shardwise.serving.load._fleet import closed_loop
+from shardwise.serving.load._clients import closed_loop
 from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._requests import Request, Trace
 from shardwise.serving.load._sample import requests_of

@@ -22,6 +22,7 @@ from shardwise.serving.load import (
     OWN_DECODE,
     OWN_PROMPT,
     PROMPTS,
+    SERVER,
     WAITS,
     ServeReport,
     serve,
@@ -39,6 +40,7 @@ _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 BLUE, ORANGE, GREEN, PINK = (colour for colour, _ in SERIES[:4])
 _WAITED = ("#882255", "#AA4499", "#CC79A7", "#DDCC77")
 _CAUSES = {
+    SERVER: BarStyle(SERVER, "#332288"),
     **{word: BarStyle(word, colour) for word, colour in zip(WAITS, _WAITED, strict=True)},
     OWN_PROMPT: BarStyle(OWN_PROMPT, "#0072B2"),
     MATES: BarStyle(MATES, "#56B4E9"),

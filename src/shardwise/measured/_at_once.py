@@ -53,7 +53,8 @@ def _all_at_once(record: Record, base: InferReport, job: Serving, count: int) ->
         input_tokens=Length(mean=job.input_tokens), output_tokens=Length(mean=max(job.output_tokens, 1)),
         arrivals=Arrivals(kind="burst"), count=count, finite=True,
     )  # fmt: skip
-    case, options = base.case, LoadOptions(serving=ServingOptions(engine=base.case.engine))
+    # A script that holds its engine has no API server.
+    case, options = base.case, LoadOptions(serving=ServingOptions(engine=base.case.engine), api_server_seconds=0.0)
     report = serve(as_run(record, case.model), case.cluster, case.plan, asked, job, options)
     if not report.requests:
         raise refuse("batch", case.job.batch, "does not fit with one of its requests")

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from shardwise.hardware import Lookup, build_cluster
 from shardwise.measured._at_once import as_run
 from shardwise.measured._comparison import Prediction
-from shardwise.measured._reading import prepared_seconds, seen_seconds, waited_together
 from shardwise.measured._record import Record, read, refuse
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.records import replace
@@ -237,6 +236,7 @@ def report_of(
     options = LoadOptions(
         serving=ServingOptions(engine=case.engine), prefill=prefill, prefill_engine=engine,
         async_scheduling=bool(record.noted("async_scheduling")) if "async_scheduling" in record.notes else None,
+        api_server_seconds=_api_server_seconds(record),
         batch_wait=(int(record.noted("batch_wait_steps")), min(record.noted("batch_wait_share"), 1.0)),
         balance_steps=_BALANCE if balances else None,
         receive_steps=int(record.noted("scheduler_recv_interval")) or None,
@@ -299,7 +299,6 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
     metric, quantile = metric_of(record)
     if not report.requests:
         raise refuse("model", record.text("model"), "does not fit with one request of the run")
-    prepared = prepared_seconds(record, report)
     if not quantile:
         rate, prompts = report.output_tokens_per_second, sum(r.input_tokens for r in report.requests)
         value = {
@@ -308,17 +307,13 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
             "request_throughput": report.requests_per_second,
             "total_tokens_per_second": rate + prompts / report.span_seconds,
         }[metric]
-        prepared += waited_together(record, report)
-        value *= report.span_seconds / (report.span_seconds + prepared)
     else:
         # A full cache bounds what is served; latencies are those of whoever waits for it.
         if report.workload.arrivals.kind == "closed":
             _check_cache(report)
-        value = seen_seconds(record, report, metric, quantile)
-        if metric in ("ttft", "e2e"):
-            value += prepared
-            if "server-side" not in record.text("notes"):
-                value += _client_seconds(record, report.workload.input_tokens.mean)
+        value = report.latencies[metric][quantile]
+        if metric in ("ttft", "e2e") and not _at_server(record):
+            value += _client_seconds(record, report.workload.input_tokens.mean)
     known, parts = report.conditions(quantile), _parts(report, metric, quantile)
     headline = next(iter(parts), "") if len(parts) < 2 else f"load.{metric}_seconds"
     return Prediction(
@@ -331,6 +326,21 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
         # Of tails one counts: the farthest.
         conditions=known if headline and quantile not in ("p90", "p95") else None,
     )
+
+
+def _at_server(record: Record) -> bool:
+    """Return whether a row's latencies are those of the engine's own clock."""
+    return "server-side" in record.text("notes")
+
+
+def _api_server_seconds(record: Record) -> float | None:
+    """Return what a row's API server takes for each request, as its notes say; the engine's own clock has none of it.
+
+    None where nothing is said: as of the release.
+    """
+    if "api_server_seconds" in record.notes:
+        return record.noted("api_server_seconds")
+    return 0.0 if _at_server(record) else None
 
 
 def _client_seconds(record: Record, tokens: float) -> float:

@@ -6,7 +6,6 @@ from shardwise.serving._policy import (
     client_seconds,
     limits_of,
     policy_of,
-    rush_seconds,
 )
 from shardwise.serving.load._autoscale import SIGNALS, Autoscale
 from shardwise.serving.load._bands import HEADLINES, around, band_of_parts, parts_of, with_tail
@@ -26,4 +25,15 @@ from shardwise.serving.load._serve import policy_for, prefill_plan, request_prob
 from shardwise.serving.load._state import Stage
 from shardwise.serving.load._steady import Replicas
 from shardwise.serving.load._steps import StepTable
-from shardwise.serving.load._why import BATCH, EXPLAINED, LOST, MATES, OTHERS, OWN_DECODE, OWN_PROMPT, PROMPTS, WAITS
+from shardwise.serving.load._why import (
+    BATCH,
+    EXPLAINED,
+    LOST,
+    MATES,
+    OTHERS,
+    OWN_DECODE,
+    OWN_PROMPT,
+    PROMPTS,
+    SERVER,
+    WAITS,
+)

@@ -1,4 +1,4 @@
-"""What a client takes between an answer and its next request, beside what its user thinks."""
+"""Clients of a closed loop: their first requests, and what they take between an answer and their next one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from itertools import repeat
 from random import Random
 
 from shardwise.plans import Workload
+from shardwise.records import replace
 from shardwise.serving._policy import client_seconds
+from shardwise.serving.load._api_server import ServerWaits
+from shardwise.serving.load._requests import Request, request_of
+from shardwise.serving.load._state import Follow
 from shardwise.units import show_seconds
 
 
@@ -41,6 +45,31 @@ def pauses(workload: Workload, seed: int) -> Iterator[float]:
         return repeat(mean)
     random = Random(seed)
     return (random.expovariate(1 / mean) for _ in repeat(None))
+
+
+def closed_loop(
+    workload: Workload, users: int, count: int, replica: int, carried: float, server: ServerWaits | None = None
+) -> tuple[list[Request], Follow]:
+    """Return the first requests of a replica's users, and what gives a user's next one.
+
+    Users of a benchmark start at once; of a server that runs on they join at the requests a second that it carries, and
+    spread over the time they think, so that what is told of them is neither that rush nor a march in step.
+    """
+    seed, server = workload.seed * 1009 + replica, server or ServerWaits()
+    draws, think, issued = replace(workload, seed=seed).draws(), pauses(workload, seed), min(users, count)
+
+    def made(at: float, user: int, waits: float) -> Request:
+        return request_of(at, next(draws), user, waits)
+
+    def follow(ended: Request) -> Request | None:
+        nonlocal issued
+        if issued >= count:
+            return None
+        issued += 1
+        return made(ended.end + next(think), ended.user, server.later)
+
+    gap = 0.0 if workload.finite else max(1 / carried, think_of(workload) / users)
+    return [made(gap * user, user, server.first) for user in range(issued)], follow
 
 
 def client_note(workload: Workload) -> str:

@@ -24,8 +24,9 @@ from shardwise.serving._memory import caches_of, stage_cache
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
+from shardwise.serving.load._api_server import ServerWaits
 from shardwise.serving.load._batches import groups_of, lanes_of
-from shardwise.serving.load._clients import pauses, think_of
+from shardwise.serving.load._clients import closed_loop
 from shardwise.serving.load._clock import EngineQueue
 from shardwise.serving.load._means import Steady, handed_over
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
@@ -300,31 +301,6 @@ class Pools:
         return every[0], every[1]
 
 
-def closed_loop(
-    workload: Workload, users: int, count: int, replica: int, carried: float
-) -> tuple[list[Request], Follow]:
-    """Return the first requests of a replica's users, and what gives a user's next one.
-
-    Users of a benchmark start at once; of a server that runs on they join at the requests a second that it carries, and
-    spread over the time they think, so that what is told of them is neither that rush nor a march in step.
-    """
-    seed = workload.seed * 1009 + replica
-    draws, think, issued = replace(workload, seed=seed).draws(), pauses(workload, seed), min(users, count)
-
-    def made(at: float, user: int) -> Request:
-        return request_of(at, next(draws), user)
-
-    def follow(ended: Request) -> Request | None:
-        nonlocal issued
-        if issued >= count:
-            return None
-        issued += 1
-        return made(ended.end + next(think), ended.user)
-
-    gap = 0.0 if workload.finite else max(1 / carried, think_of(workload) / users)
-    return [made(gap * user, user) for user in range(issued)], follow
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
     """All replicas of a deployment: one pool, or one that computes prompts before one that decodes."""
@@ -335,6 +311,7 @@ class Fleet:
     router: Router = "round-robin"
     sample: Sample | None = None
     """The part in an open loop that is simulated; None: all."""
+    server: ServerWaits = ServerWaits()
 
     def at(self, rate: float) -> Steady[float]:
         """Return the closed form at requests a second of all replicas, as of one group of the pool that decodes."""
@@ -364,10 +341,10 @@ class Fleet:
         closed = workload.arrivals.kind == "closed"
         if self.prefill is None or self.link is None:
             return [], self._together(workload, router, watch)
-        requests, follow = requests_of(workload, workload.count, self.sample), None
+        requests, follow = requests_of(workload, workload.count, self.sample, self.server.first), None
         if closed:
             carried = self.at(0.0).capacity * self.decode.many
-            first, follow = closed_loop(workload, workload.arrivals.users, workload.count, 0, carried)
+            first, follow = closed_loop(workload, workload.arrivals.users, workload.count, 0, carried, self.server)
             requests = iter(first)
         some = (self.sample.simulated, self.sample.behind) if self.sample else (0, 0)
         pools = self.prefill.start(workload, None, some[0]), self.decode.start(workload, None, some[1])
@@ -384,11 +361,11 @@ class Fleet:
                 users = arrivals.users // len(every) + (index < arrivals.users % len(every))
                 if users:
                     count = workload.count * users // arrivals.users
-                    group.begin(*closed_loop(workload, users, count, index, carried))
+                    group.begin(*closed_loop(workload, users, count, index, carried, self.server))
         else:
             routing = Routing(engines, router, workload.seed)
             try:
-                for request in requests_of(workload, workload.count, self.sample):
+                for request in requests_of(workload, workload.count, self.sample, self.server.first):
                     routing.send(request)
                 return [trace for engine in engines for trace in engine.finish()]
             except LimitMissed:

@@ -32,6 +32,9 @@ class LoadOptions:
     batch_wait: tuple[int, float] = (0, 0.0)
     """Decode steps that prompts wait at most until this share of a step's tokens is there, TensorRT-LLM's
     batch_wait_timeout_iters and batch_wait_max_tokens_ratio."""
+    api_server_seconds: float | None = None
+    """Seconds that an API server takes for a request, one after another, before the engine has it; None: as the
+    engine's present release does, 0: requests reach the engine at once, as in a process of their own."""
     autoscale: Autoscale | None = None
     """When replicas are started and stopped; None: all of them run all the time."""
     risk: float = 0.0

@@ -31,7 +31,8 @@ class Request:
     __slots__ = (
         "arrival", "away", "blocks", "cache_tokens", "cached_tokens", "end", "first", "input_tokens", "joined", "kept",
         "kind", "last_step", "lost", "made", "others", "output_tokens", "past", "pinned", "preemptions", "prefilled",
-        "prompts", "ready", "remote", "running", "scheduled", "seen", "stamp", "target", "user", "waits",
+        "prompts", "ready", "remote", "running", "scheduled", "seen", "server_seconds", "stamp", "target", "user",
+        "waits",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +46,8 @@ class Request:
         """Which class of the workload it is of."""
         self.ready = arrival
         """When the engine that runs it next may have it: as it arrives, then as its cache has reached another pool."""
+        self.server_seconds = 0.0
+        """What it waits in an API server, before any engine has it."""
         self.remote = False
         self.scheduled = self.prefilled = self.joined = self.first = self.end = -1.0
         self.cache_tokens: int | float = 0
@@ -86,8 +89,8 @@ class Request:
 
     @property
     def queue_seconds(self) -> float:
-        """Seconds before the first piece of the prompt runs."""
-        return self.scheduled - self.arrival
+        """Seconds in the engine before the first piece of the prompt runs."""
+        return self.scheduled - self.arrival - self.server_seconds
 
     @property
     def prompt_seconds(self) -> float:
@@ -105,11 +108,14 @@ class Request:
         return (self.end - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
-def request_of(arrival: float, drawn: tuple[int, int, int, CacheBlocks, int], user: int = -1) -> Request:
-    """Return a request as a workload draws it."""
+def request_of(
+    arrival: float, drawn: tuple[int, int, int, CacheBlocks, int], user: int = -1, server_seconds: float = 0.0
+) -> Request:
+    """Return a request as a workload draws it, which waits so long in an API server."""
     tokens, made, cached, blocks, kind = drawn
     request = Request(arrival, tokens, made, cached, blocks)
     request.kind, request.user = kind, user
+    request.server_seconds, request.ready = server_seconds, arrival + server_seconds
     return request
 
 

@@ -103,10 +103,15 @@ def sample_of_pools(workload: Workload, workers: tuple[int, int], router: str, e
     return Sample(simulated=first, replicas=first, router=router, behind=last)
 
 
-def requests_of(workload: Workload, count: int, sample: Sample | None = None) -> Iterator[Request]:
-    """Yield the requests of an open loop or a burst, or of those the ones of a part of the fleet, by arrival."""
+def requests_of(
+    workload: Workload, count: int, sample: Sample | None = None, server_seconds: float = 0.0
+) -> Iterator[Request]:
+    """Yield the requests of an open loop or a burst, or of those the ones of a part of the fleet, by arrival.
+
+    Each waits so long in an API server.
+    """
     seed, arrivals = workload.seed, sample.arrivals(workload.arrivals) if sample else workload.arrivals
     first, second = (sample.steps(seed) if sample else repeat(1) for _ in range(2))
     times = arrivals.seconds(count, Random(f"arrivals {seed}"), first)
     for at, drawn in zip(times, workload.draws(second), strict=False):
-        yield request_of(at, drawn)
+        yield request_of(at, drawn, server_seconds=server_seconds)

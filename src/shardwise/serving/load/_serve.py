@@ -20,6 +20,7 @@ from shardwise.serving._host import schedules_serially
 from shardwise.serving._policy import Policy, limits_of, most_speculating, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving._speculation import tokens_per_step
+from shardwise.serving.load._api_server import server_notes, server_waits
 from shardwise.serving.load._autoscale import Autoscaler, scaling_problems
 from shardwise.serving.load._batches import groups_of
 from shardwise.serving.load._clients import client_note
@@ -61,6 +62,9 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
         problems.add("max_batched_tokens", tokens, rule, "use for example 8192")
     if options.receive_steps is not None and options.receive_steps < 1:
         problems.add("receive_steps", options.receive_steps, "must be at least 1", "use 1 to look after every step")
+    if not 0 <= (options.api_server_seconds or 0.0) < math.inf:
+        rule = "must be a finite number of seconds of at least 0"
+        problems.add("api_server_seconds", options.api_server_seconds, rule, "use for example 0.001, or None")
     if not 0 <= options.risk < 1:
         problems.add("risk", options.risk, "must be a chance below 1", "use 0 for none, or for example 0.9")
     most, share = options.batch_wait
@@ -327,15 +331,17 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
     _refuse_more_than_are_simulated(base, prefill)
     pool = _pool(base, policy, workload, "decode" if prefill else "both")
     padded = padding_notes(base.case)
-    notes = (f"{base.case.engine.brand}: up to {policy.text}", *padded, client_note(workload))
     unknown = _notes_of(pool, workload, options)
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
-    fleet = Fleet(decode=pool)
+    replicas = base.plan.dp // attention_groups(base)
+    waits = server_waits(workload, policy, 0 if prefill else replicas, options.api_server_seconds)
+    fleet = Fleet(decode=pool, server=waits)
     if prefill:
         usual = limits_of(prefill.case.engine.name, prefill.case.cluster.device)
         first = _pool(prefill, policy.of_prompts(usual), workload, "prefill")
         link = Transfer(asked.cluster, prefill.case, base.case, policy)
-        fleet = Fleet(decode=pool, prefill=first, link=link, router=options.router)
+        fleet = replace(fleet, prefill=first, link=link, router=options.router)
+    notes = (f"{base.case.engine.brand}: up to {policy.text}", *padded, client_note(workload), *server_notes(waits))
     steady, empty = fleet.at(rate), fleet.at(0.0)
     workload, fleet, few = _settled(workload, fleet, steady, options)
     report = ServeReport(
@@ -371,7 +377,7 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
     if options.autoscale:
         own = Autoscaler(pool, options.autoscale, (options.router, workload.seed), report.replicas)
         with uncollected():
-            ran, scaling = own.run(requests_of(workload, workload.count))
+            ran, scaling = own.run(requests_of(workload, workload.count, server_seconds=waits.later))
         return replace(report, traces=tuple(ran), scaling=scaling)
     with uncollected():
         prompts, traces = fleet.run(workload, options.router)

@@ -219,7 +219,7 @@ class Scheduler(SchedulerState):
             request.scheduled = begun
             slots, cache, tokens_full, step = map(sub, self.clocks, request.seen)
             # Clocks advance by whole steps; what a request did not see of the step that ran when it came goes off.
-            step += begun - request.arrival - (slots + cache + tokens_full + step)
+            step += begun - request.arrival - request.server_seconds - (slots + cache + tokens_full + step)
             request.waits, request.cached_tokens = (slots, cache, tokens_full, step), hit
             self.trace.hit_tokens += hit
         elif request.joined < 0:

@@ -16,7 +16,7 @@ from shardwise.serving.load._steps import StepTable
 
 EXPLAINED: tuple[Metric, ...] = ("ttft", "tpot", "e2e")
 WAITS = ("waiting for a sequence slot", "waiting for cache", "waiting for step tokens", "rest of a running step")
-OWN_PROMPT, OWN_DECODE = "own prompt", "own decode steps"
+SERVER, OWN_PROMPT, OWN_DECODE = "API server", "own prompt", "own decode steps"
 MATES, PROMPTS, OTHERS = "other requests in the steps of its prompt", "prompts of others", "other batches and groups"
 BATCH, LOST = "other sequences in its decode steps", "preempted: waiting and recomputing"
 
@@ -61,7 +61,8 @@ def _of_the_first_token(table: StepTable, request: Request) -> dict[str, float]:
     joining = request.first - request.scheduled - ran - sent
     parts = dict(zip(WAITS, request.waits, strict=True))
     return {
-        **parts, OWN_PROMPT: own, MATES: ran - own, "transfer of the cache": sent, "joining the decode pool": joining,
+        SERVER: request.server_seconds, **parts, OWN_PROMPT: own, MATES: ran - own,
+        "transfer of the cache": sent, "joining the decode pool": joining,
     }  # fmt: skip
 
 
