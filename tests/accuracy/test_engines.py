@@ -10,7 +10,7 @@ from shardwise.measured._frameworks import engine_of
 from shardwise.measured._record import Record
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
-from shardwise.serving import ServingOptions, engine_names, infer
+from shardwise.serving import ServingOptions, engine_names, engine_on, infer
 from shardwise.serving._memory import memory_share
 from shardwise.serving._sizes import sizes_of
 from shardwise.serving.load import limits_of
@@ -76,7 +76,14 @@ from shardwise.serving.load import limits_of
         ({"engine": "sglang", "engine_version": "0.5.23", "notes": "block_gemms=flashinfer"}, "b300",
          "sglang-flashinfer"),
         ({"engine": "vllm", "engine_version": "Jul 2025"}, "h100-sxm-80gb", "vllm-0.10"),
-        ({"engine": "sglang", "engine_version": "latest of 2025-09"}, "h200-sxm-141gb", "sglang-0.5.7"),
+        ({"engine": "sglang", "engine_version": "latest of 2025-10"}, "h200-sxm-141gb", "sglang-0.5.7"),
+        ({"engine": "sglang", "engine_version": "latest of 2025-09"}, "h200-sxm-141gb", "sglang-0.5.2"),
+        ({"engine": "sglang", "engine_version": "0.4.8", "notes": "prefix_cache=on"}, "h100-sxm-80gb",
+         "sglang-0.5.2-prefix-cache"),
+        ({"engine": "vllm", "engine_version": "0.8.3"}, "mi300x", "vllm-0.8.4"),
+        ({"engine": "vllm", "engine_version": "0.8.5.post1"}, "a100-sxm-80gb", "vllm-0.8.5"),
+        ({"engine": "vllm", "engine_version": "0.8.5"}, "mi300x", "vllm-0.13"),
+        ({"engine": "vllm", "engine_version": "0.9.0"}, "a100-sxm-80gb", "vllm-0.10"),
         ({"engine": "sglang", "engine_version": "latest of 2026-11"}, "h200-sxm-141gb", "sglang"),
         ({"engine": "vllm", "engine_version": "2026-02 (a fork)"}, "h100-sxm-80gb", "vllm-2025"),
         ({"engine": "vllm", "engine_version": "2026-11"}, "h100-sxm-80gb", "vllm"),
@@ -118,6 +125,28 @@ def test_large_devices_and_the_entry_point_make_larger_steps(name: str, server: 
     """From 70 and from 160 GiB of memory vLLM takes a larger step, but not on A100, and so it does without a server."""
     device = find_device(name).device
     assert [limits_of("vllm", device, alone).step_tokens for alone in (False, True)] == [server, offline]
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "sequences"),
+    [
+        ("vllm==0.8.4", ("h100-pcie-80gb", "h100-nvl-94gb", "h200-sxm-141gb", "gh200-96gb"), 1024),
+        ("vllm==0.8.4", ("a100-sxm-80gb", "b200-sxm-180gb", "mi300x", "h20", "h800-sxm-80gb", "l40s"), 256),
+        ("vllm==0.8.5", ("a100-sxm-80gb", "b200-sxm-180gb", "mi300x", "h20", "h100-sxm-80gb"), 1024),
+        ("vllm==0.8.5", ("a100-sxm-40gb", "l40s"), 256),
+        ("vllm==0.9.0", ("a100-sxm-80gb",), 256),
+    ],
+)
+def test_the_first_releases_of_v1_asked_for_the_name_of_the_device(
+    asked: str, names: tuple[str, ...], sequences: int
+) -> None:
+    """H100 and H200 by name to 0.8.4, 70 GiB of memory in 0.8.5, which A100 is out of since 0.9."""
+    for name in names:
+        device = find_device(name).device
+        found = [limits_of(engine_on(asked, device).name, device, alone) for alone in (False, True)]
+        steps = [8192, 16384] if sequences == 1024 else [2048, 8192]
+        assert [one.step_tokens for one in found] == steps, name
+        assert {one.sequences for one in found} == {sequences}, name
 
 
 @pytest.mark.parametrize(

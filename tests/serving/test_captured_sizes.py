@@ -48,6 +48,7 @@ def case_of(engine: str, job: Serving, plan: Plan | None = None) -> tuple[Servin
         ("sglang", {"disable_cuda_graph_padding": True}, {9: 9, 250: 250}),
         ("sglang", {}, {3: 4, 5: 8, 9: 12, 13: 16, 250: 256, 257: 257}),
         ("sglang", {"max_sequences": 14}, {13: 14}),
+        ("sglang-0.5.2", {}, {3: 4, 9: 16, 153: 160, 161: 161}),
         ("tensorrt-llm", {"max_sequences": 2048}, {3: 4, 9: 16, 129: 192, 257: 320}),
         ("tensorrt-llm", {"max_sequences": 150}, {129: 150}),
         # What a launch without enable_padding is read as: every size up to 32, and none beyond.
@@ -79,6 +80,7 @@ def test_steps_are_filled_up_to_the_next_captured_size(engine: str, job: dict[st
         ("vllm-0.11", 2, {3: 16 / 3, 4: 16 / 3}),
         # Sequences, of which fewer are added where tokens are guessed.
         ("sglang", 3, {3: 3, 5: 5, 9: 10, 33: 40}),
+        ("sglang-0.5.2", 3, {3: 3, 9: 10, 33: 40, 57: 64}),
         ("tensorrt-llm", 3, {3: 4, 9: 16}),
     ],
 )

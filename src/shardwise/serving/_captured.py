@@ -32,9 +32,17 @@ def captured_sequences(case: ServingCase, sizes: ServingSizes[X]) -> X:
         return 0 * sizes.tp + largest
     if stated := case.engine.host.captured_sequences:
         return 0 * sizes.tp + stated
-    few, many = static_row(case.cluster.device)["sequences"]
+    few, many = _by_memory(case)
     most: X = above(server_ranks(sizes), 3, 0 * sizes.tp + many, 0 * sizes.tp + few)
     return most
+
+
+def _by_memory(case: ServingCase) -> tuple[int, int]:
+    """Return the sequences of the largest captured step of fewer than four ranks, and of others."""
+    device = case.cluster.device
+    own = (rest for below, *rest in case.engine.host.captured_below if device.usable_memory_bytes < below * 2**30)
+    few, many = next(own, static_row(device)["sequences"])
+    return few, many
 
 
 def captures_prompts(case: ServingCase) -> bool:

@@ -48,6 +48,8 @@ class HostSeconds:
     captured_by_memory: bool = False
     """Decode steps of more sequences than are captured for the memory of the device ([static_share]) are launched too.
     """
+    captured_below: tuple[tuple[float, int, int], ...] = ()
+    """Other such numbers: below so many GiB, of fewer than four ranks and of others."""
     captured_sequences: int = 0
     """Sequences of the largest decode step that is captured, where a launch says other than that."""
     captured_per_sequence: int = 0
