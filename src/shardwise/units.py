@@ -180,9 +180,11 @@ def show_field(field: str, value: float) -> str:
 
     >>> show_field("usable_memory_bytes", 85018877624), show_field("slow_bytes_per_second", 5e10)
     ('79.18 GiB', '50.00 GB/s')
-    >>> show_field("matrix_flops.bf16", 989e12), show_field("devices_per_node", 8.0)
-    ('989.00 TFLOP/s', '8')
+    >>> show_field("matrix_flops.bf16", 989e12), show_field("devices_per_node", 8.0), show_field("year", 2022)
+    ('989.00 TFLOP/s', '8', '2022')
     """
+    if field == "year":
+        return f"{value:.0f}"
     if field.endswith("bytes_per_second"):
         return show_count(value, "B/s")
     if field.endswith("bytes"):

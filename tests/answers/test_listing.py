@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from command_line import run
 from shardwise.answers._listing import model_record, model_row, models_page, search_models
 from shardwise.models import load_model, model_names
 from shardwise.ops import count_parameters
@@ -54,3 +57,11 @@ def test_a_model_is_one_line_of_the_list(width: int) -> None:
     assert any(line.startswith("deepseek-r1 ") and " deepseek-ai/DeepSeek-R1" in line for line in lines)
     assert len([line for line in lines if line and not line.startswith(" ")]) >= len(model_names()) + 1
     assert ("family" in lines[0]) is (width == 160)
+
+
+def test_names_of_instances_are_whole_where_devices_are_shown() -> None:
+    """What --on takes is copied from there, and a year is no number with a comma."""
+    page = run("devices", "h100-sxm-80gb").out
+    assert re.search(r"^nebius +8 .* gpu-h100-sxm_8gpu-128vcpu-1600gb$", page, re.MULTILINE)
+    assert re.search(r"^ +year +2022 ", page, re.MULTILINE)
+    assert "http" not in page and "cloud.google" not in page.partition("rented as")[2]

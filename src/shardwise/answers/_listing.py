@@ -194,8 +194,7 @@ def models_page(names: Sequence[str], width: int = 80, search: str = "") -> Page
         rows.append([name, count, (row["hub"] or ["-"])[0], str(row["family"])])
     # A model is one line to search and to copy from: an id stays whole, families are left out where there is no room.
     columns = 4 if sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True)) <= width + 2 else 3
-    (whole := Page(max(width, 200))).table([row[:columns] for row in rows], right=(1,), header=True, indent=0)
-    page.lines += whole.lines
+    page.unbroken_table([row[:columns] for row in rows], (1,))
     page.blank()
     page.add(("* counted from the configuration: no count is published", "dim"))
     page.remark(f"{len(names)} models; `shardwise models NAME` shows one, `shardwise count NAME` counts it")
@@ -263,12 +262,13 @@ def _one_device(page: Page, name: str) -> None:
     rented = [offer for offer in offers() if offer.device == device.name and (offer.usd or offer.instance)]
     if rented:
         page.blank()
-        rows = [["rented as", "by", "devices", *(f"$/h {commitment}" for commitment in COMMITMENTS), "in"]]
+        rows = [["by", "devices", *COMMITMENTS, "region or date", "rented as"]]
         for offer in rented:
             usd = (f"{offer.device_usd(c):.2f}" if c in offer.usd else "-" for c in COMMITMENTS)
-            rows.append([offer.instance or "-", offer.provider, f"{offer.devices}", *usd, offer.where.split(",")[0]])
-        page.table(rows, right=(2, 3, 4, 5), header=True, indent=0)
-        page.remark("dollars of one device; --price PROVIDER:COMMITMENT takes one, --json has dates and sources")
+            where = offer.where.split(",")[0].replace("one price in every region", "all") if offer.usd else "-"
+            rows.append([offer.provider, f"{offer.devices}", *usd, where, offer.instance or "-"])
+        page.unbroken_table(rows, (1, 2, 3, 4))
+        page.remark("dollars an hour of a device; --price PROVIDER:COMMITMENT takes one, --json has dates and sources")
 
 
 def answer(inputs: Inputs, width: int) -> Answer:

@@ -128,6 +128,12 @@ class Page:
                 cells = [f"{c:>{widths[i]}}" if i in flush else f"{c:<{widths[i]}}" for i, c in enumerate(line)]
                 self.add((" " * indent, ""), (gap.join(cells).rstrip(), "bold" if header and n == 0 else ""))
 
+    def unbroken_table(self, rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
+        """Append rows under a header from the margin on, a line each: names of the last column may pass the width."""
+        wide = Page(max(self.width, 200))
+        wide.table(rows, right, header=True, indent=0)
+        self.lines += wide.lines
+
     def plain(self) -> str:
         """Return the page without colour."""
         return "\n".join("".join(text for text, _ in line).rstrip() for line in self.lines)
@@ -146,16 +152,19 @@ def _last_that_fits(widths: Sequence[int], room: int) -> int:
 
 
 def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[str]]:
-    """Return a row as lines whose cells are no wider than their columns.
+    """Return a row as lines whose cells are no wider than their columns; a word is cut where it has no room alone.
 
-    >>> list(_wrapped(["1", "tp 4, dp 2"], [1, 6]))
-    [('1', 'tp 4,'), ('', 'dp 2')]
+    >>> list(_wrapped(["1", "tp 4, dp 2"], [1, 6])), list(_wrapped(["pp 2, micro-batch 2"], [13]))
+    ([('1', 'tp 4,'), ('', 'dp 2')], [('pp 2,',), ('micro-batch 2',)])
     >>> list(_wrapped(["", "tp 4, dp 2"], [0, 6]))
     [('', 'tp 4,'), ('', 'dp 2')]
     """
     if all(len(cell) <= widths[i] for i, cell in enumerate(row)):
         return [row]
-    pieces = [textwrap.wrap(cell, max(1, widths[i])) or [""] for i, cell in enumerate(row)]
+    pieces = []
+    for cell, room in zip(row, (max(1, width) for width in widths), strict=False):
+        wide = any(len(word) > room for word in cell.split())
+        pieces.append(textwrap.wrap(cell, room, break_on_hyphens=wide) or [""])
     return zip_longest(*pieces, fillvalue="")
 
 

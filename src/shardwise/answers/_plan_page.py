@@ -347,7 +347,8 @@ def wrapped(row: tuple[str, ...], text: str, room: int) -> list[tuple[str, ...]]
     >>> wrapped(("1", "2"), "tp 4, dp 2", 6)
     [('1', '2', 'tp 4,'), ('', '', 'dp 2')]
     """
-    first, *more = textwrap.wrap(text, max(room, 24) if room > 6 else 6, break_long_words=False) or [""]
+    width = max(room, 24) if room > 6 else 6
+    first, *more = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
     return [(*row, first), *(((*("",) * len(row), line)) for line in more)]
 
 

@@ -60,6 +60,7 @@ TIME = {
     "bubble": BarStyle("pipeline bubble", PALE),
     "optimizer": BarStyle("optimizer step", "#332288"),
     "overhead": BarStyle("overhead of the framework", "#888888"),
+    "passes": BarStyle("other passes of the method", "#117733"),
 }
 HIDDEN = {a: BarStyle(f"overlapped: {label}", colour, "////") for a, (label, colour) in AXES.items()}
 PHASE = {
@@ -103,7 +104,8 @@ def time_bar(report: TrainReport, name: str) -> Bar:
     again = replay * e.step.pipeline.busy / e.step.stages[index].busy
     parts = {"compute": step["compute_seconds"] - again, "recompute": again}
     parts |= {f"exposed {axis}": seconds for axis, seconds in step["exposed_seconds"].items()}
-    parts |= {key: step[f"{key}_seconds"] for key in ("bubble", "optimizer", "overhead")}
+    parts |= {key: step[f"{key}_seconds"] for key in ("bubble", "optimizer")}
+    parts["passes" if report.phases else "overhead"] = step["overhead_seconds"]
     low, high = report.interval["step_seconds"]
     return Bar(name=name, parts=parts, low=low, high=high)
 
