@@ -93,6 +93,15 @@ def test_runs_of_2026_are_met_where_the_page_says_so() -> None:
         assert len(some) == count and max(some) < most, words
 
 
+def test_mixtures_of_own_pages_and_pulls_are_met_where_the_page_says_so() -> None:
+    """Mixtral on 16 and 64 H100 within 7 %, DeepSeek-V3 in two layouts on 256 B200 within 11; none is refused."""
+    met = runs(of("training_unseen_mixtures"))
+    assert len(met) == 20 and all(row.status == "predicted" for row in met)
+    for start, count, most in (("mcore_mixtral", 3, 0.07), ("bridge_tuning-dsv3", 3, 0.11)):
+        some = [abs(row.relative_error or 0.0) for row in met if row.case_id.startswith(start)]
+        assert len(some) == count and max(some) < most, start
+
+
 def test_small_models_on_one_node_are_met_where_the_page_says_so() -> None:
     """FSDP1 around transformers on one to four A100 within 13 %, torchtitan in 16 bits within 3; none is refused."""
     met = runs(of("training_unseen_small"))
@@ -135,11 +144,11 @@ def test_layouts_of_one_node_are_met_where_the_page_says_so() -> None:
 
 
 def test_runs_on_clusters_are_met_where_the_page_says_so() -> None:
-    """Half of ZeRO-3 of 2025 on 32 H100 within 4 %, FSDP within 13; vocabularies to 256k at 4,096 tokens within 6."""
+    """Half of ZeRO-3 of 2025 on 32 H100 within 5 %, FSDP within 13; vocabularies to 256k at 4,096 tokens within 6."""
     met = runs(of("training_unseen_clusters"))
     assert len(met) == 144 and all(row.status == "predicted" for row in met)
     for start, end, count, half, most in (
-        ("deepcompile", "-zero3", 17, 0.04, 0.28),
+        ("deepcompile", "-zero3", 17, 0.05, 0.28),
         ("deepcompile", "-fsdp", 17, 0.13, 0.32),
         ("vocab_parallel", "-s4096", 8, 0.03, 0.06),
     ):
