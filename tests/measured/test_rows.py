@@ -357,6 +357,15 @@ def test_a_release_says_whose_kernels_multiply(tmp_path: Path, framework: str, l
     assert found.case is not None and found.case.stack.library == library
 
 
+@pytest.mark.parametrize(
+    ("framework", "kernel"), [("NeMo 23.04", "flash-1"), ("NeMo 23.09", "flash-2"), ("NeMo 24.04", "")]
+)
+def test_nemo_of_2023_attends_with_flash_attention(tmp_path: Path, framework: str, kernel: str) -> None:
+    """Transformer Engine took flash-attn before cuDNN until the end of 2023, of which release 2 came in July."""
+    found = only(tmp_path, {**TRAINING, "device": "h100-sxm-80gb", "framework": framework})
+    assert found.case is not None and found.case.stack.attention_kernel == kernel
+
+
 def test_notes_name_the_dispatch_of_tokens(tmp_path: Path) -> None:
     """DeepEP sends a token once to each node, paired micro-batches hide that: each makes a step over nodes shorter."""
     plain = {**MIXTURE, "framework": "Megatron-Core", "num_gpus": "32", "ep": "32", "dp": "32", "recompute": "none",
