@@ -283,7 +283,7 @@ class CycleSteps:
             longest=longest, spread=spread, mean=mean, experts=experts, decode=decode_parts, with_prompts=some,
             pieces=pieces.each_prompt, steps=steps,
             variance=np.where(batches.piped | (batches.many == 1), pieces.alone.var(axis=0), 0.0),
-            lanes=self._lanes((means, ahead, alone), fit, crowd.apart, pieces.size) if batches.piped.any() else None,
+            lanes=self._lanes((means, ahead, alone), fits, crowd.apart, pieces.size) if batches.piped.any() else None,
             apart=apart, come=crowd.through(policy),
             together=crowd.bunch,
         )  # fmt: skip
@@ -351,17 +351,20 @@ class CycleSteps:
             routed = self.prompts.expert((prompts * size + (many - groups) * tokens) / many)
         return np.where(many > 1, routed, 0.0)
 
-    def _lanes(self, prices: tuple[Any, Any, Any], fit: Any, apart: float, size: Any) -> LanePrices:
-        """Return what steps of `IN_A_STEP` prompts take beyond a decode step."""
+    def _lanes(self, prices: tuple[Any, Any, Any], fits: Any, apart: float, size: Any) -> LanePrices:
+        """Return what steps of `IN_A_STEP` prompts take beyond a decode step.
+
+        A prompt that is cut fills a step, and ends in the step of the next batch.
+        """
         means, ahead, alone = prices
+        uncut = ~np.asarray(self.policy.chunked) | (self.batches.groups_each > 1)
+        fit = np.maximum(np.where(uncut, np.floor(fits), fits), 1.0)
         less, room = 0.0 if self.policy.mixed else self.decode, fit * self.batches.groups_each
 
         def of(many: Any) -> tuple[Any, Any, Any]:
             top, groups = in_groups(many, fit, self.batches, self.policy, apart)
-            own = np.take_along_axis(means, (np.minimum(many, PROMPTS).astype(int) - 1)[None], 0)[0]
-            own = np.maximum(own, np.where(many > PROMPTS, ahead * many / PROMPTS, 0.0))
-            other = own_of(means, ahead, top) + self._routed_of(many, groups, size)
-            return np.where(self.batches.groups_each > 1, other, own), top, groups / self.batches.groups_each
+            own = own_of(means, ahead, top) + self._routed_of(many, groups, size)
+            return own, top, groups / self.batches.groups_each
 
         k = [one + 0 * room for one in IN_A_STEP]
         whole = np.stack([of(one)[0] for one in k])
@@ -369,4 +372,6 @@ class CycleSteps:
         middle = (len(alone) + 1) // 2
         halves = alone[:middle].mean(axis=0), alone[-middle:].mean(axis=0)
         levels = np.stack([most + np.sqrt(some) * (one - means[0]) for one in halves], axis=1)
+        # Long prompts that are cut take no longer than what fills a step.
+        levels = np.minimum(levels, np.where(uncut, np.inf, np.maximum(most[-1], means[0])))
         return LanePrices(mean=whole - less, levels=np.maximum(levels - less, 0.0), fit=room, share=share)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 from shardwise.arrays import np
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
+from shardwise.serving.load._batch_times import FULL
 from shardwise.serving.load._batches import Batches, batches_going
 from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices, in_lines, poisson
 
@@ -36,6 +37,7 @@ _CYCLES = 4
 _FIRST, _EACH = (0, 1, 2, 3, 5), 8
 # Of so many prompts a cycle the chain is left, of twice as many it is not used: steps of all batches are full.
 _MANY = 20
+_OWN = ("decode", "counts", "launching", "pieces")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +65,10 @@ class Gathered:
     """Its variance, since prompts differ: [layout, place, state]."""
     stages: Any
     """What they keep a stage: [layout, place, state]."""
+    fit: Any
+    """Prompts that a step has room for: [layout, place]."""
+    rounds: Any
+    """Cycles whose steps they fill, at least one: [layout, place, state]."""
     decode: Any
     batches: Batches
     counts: Any
@@ -86,14 +92,16 @@ class Gathered:
         levels, mean = (_of_whole(one, pieces) for one in (levels, mean))
         stages, zero = mean / many, np.zeros((1, len(decode), len(at)))
         longer, beyond = _both_ways(levels, mean, batches, policy.batches_ahead)
+        fit = np.asarray(lanes.fit[:, at], float) / pieces
+        rounds = np.maximum(np.array(_STATES) / (fit * (many + policy.batches_ahead))[..., None], 1.0)
 
         def by_state(values: Any) -> Any:
             return np.moveaxis(np.concatenate([zero, values]), 0, -1)
 
         return Gathered(
             longer=np.stack([by_state(one) for one in longer]), beyond=np.stack([by_state(one) for one in beyond]),
-            spread=by_state((levels[:, 1] - levels[:, 0]) ** 2 / 4), stages=by_state(stages), decode=decode,
-            batches=batches, counts=counts, launching=launching, pieces=pieces, policy=policy, places=at,
+            spread=by_state((levels[:, 1] - levels[:, 0]) ** 2 / 4), stages=by_state(stages), rounds=rounds, fit=fit,
+            decode=decode, batches=batches, counts=counts, launching=launching, pieces=pieces, policy=policy, places=at,
         )  # fmt: skip
 
     def between(self, other: Gathered, share: Any) -> Gathered:
@@ -102,7 +110,7 @@ class Gathered:
         def both(name: str, share: Any) -> Any:
             return (1 - share) * getattr(self, name) + share * getattr(other, name)
 
-        by_state = {name: both(name, share[..., None]) for name in ("longer", "beyond", "spread", "stages")}
+        by_state = {name: both(name, share[..., None]) for name in ("longer", "beyond", "spread", "stages", "rounds")}
         return replace(self, **by_state, last=[])
 
     def over(self, at: T, rate: Any) -> T:
@@ -137,7 +145,7 @@ class Gathered:
         many, ahead = self.batches.many, self.policy.batches_ahead
         # Who runs ahead is delayed by a step more, and comes round in as many turns.
         turns = 1 + ahead / many
-        decode = (turns * self.decode)[..., None]
+        decode = (turns * self.decode)[..., None] * self.rounds
         (once, even), (once_over, even_over) = self.longer, self.beyond
         share, quiet = np.full((*self.decode.shape, len(_STATES)), 0.5), 0.0
         stays = np.full_like(share, 1 / len(_STATES))
@@ -147,7 +155,7 @@ class Gathered:
             next_ones = _transitions(spots)
             last, quiet = turn == _TURNS - 1, next_ones[..., 0]
             stays = _stationary(next_ones) if last else _soon(next_ones, stays)
-            gap = self._in_the_gap(seconds, (stays * seconds).sum(axis=-1), 1 - share)
+            gap = self._in_the_gap(seconds / self.rounds, _by(stays, seconds) / _by(stays, self.rounds), 1 - share)
             if not last:
                 # Those of a cycle came in the one before, whichever it was.
                 came, ever = (np.einsum("lni,lnij->lnj", each, next_ones) for each in (stays * gap, stays))
@@ -160,27 +168,35 @@ class Gathered:
         `chances` are those of the next cycle's prompts, and with one more of them.
         """
         (next_ones, more), (stays, gap), ahead = chances, shares, self.policy.batches_ahead
-        many = (self.batches.many + ahead)[..., None]
-        mean, square = (stays * cycles).sum(axis=-1), stays * (cycles**2 + self.spread)
+        many, rounds = (self.batches.many + ahead)[..., None], self.rounds
+        each, whole_time = cycles / rounds, _by(stays, cycles)
+        mean = whole_time / _by(stays, rounds)
+        square = stays * rounds * (each**2 + self.spread) / _by(stays, rounds)[..., None]
         others = (1 - gap) / (many - 1)
         turn = (square * (gap**2 + (1 - gap) * others)).sum(axis=-1) / (2 * mean)
-        behind = (stays * cycles**2 * (gap * others + (1 - gap) / many)).sum(axis=-1) / mean
-        seen = stays * cycles / mean[..., None]
+        behind = (stays * cycles * each * (gap * others + (1 - gap) / many)).sum(axis=-1) / whole_time
+        seen = stays * cycles / whole_time[..., None]
         # With the prompt of who has come there is one more in the next cycle, if not in the same step.
         one_more, alike = (np.einsum("lni,lnij->lnj", each, more) for each in (seen, seen * gap))
+        # Prompts beyond what a cycle has room for wait for the next one, as in M/D/c with c of them in a cycle
+        # (Sakasegawa, An approximation formula L = a r^b / (1 - r), Annals of the Inst. of Stat. Math. 29, 1977).
+        room = self.fit * many[..., 0]
+        load = np.minimum(rate * each[..., -1] / room, FULL)
+        queue = each[..., -1] / room * load ** (np.sqrt(2 * room + 2) - 1) / (1 - load) / 2
         # Until its last piece has passed all stages, over what one piece would take of that.
-        whole = self.decode[..., None] + self.longer[0] + self.beyond[0]
+        whole = self.decode[..., None] + (self.longer[0] + self.beyond[0]) / rounds
         own = (alike * whole).sum(axis=-1) + (1 - (seen * gap).sum(axis=-1)) * whole[..., 1]
         own = own / (1 + (self.pieces - 1) / self.batches.many)
-        following = (one_more * (_excess(next_ones, stays, cycles) - cycles + mean[..., None])).sum(axis=-1)
+        left = (cycles - mean[..., None] * rounds) * (1 + 1 / rounds) / 2
+        following = (one_more * (_excess(next_ones, stays, cycles - mean[..., None] * rounds) - left)).sum(axis=-1)
         alone, turns = 0.0 * mean, 1 + ahead / self.batches.many
         if not self.policy.mixed:
-            come = (rate * self.pieces / self.batches.groups_each)[..., None] * cycles
+            come = (rate * self.pieces / self.batches.groups_each)[..., None] * each
             here, there = -np.expm1(-come * gap), -np.expm1(-come * others)
             alone = (stays * (gap * here + (1 - gap) * there)).sum(axis=-1)
         return GatheredMix(
-            cycle=mean / turns, square=square.sum(axis=-1) / turns**2, short=stays[..., 0], turn=turn + ahead * behind,
-            own=own, alone=alone, following=np.maximum(following, 0.0) / turns,
+            cycle=mean / turns, square=square.sum(axis=-1) / turns**2, short=stays[..., 0] / _by(stays, rounds),
+            turn=turn + ahead * behind + queue, own=own, alone=alone, following=np.maximum(following, 0.0) / turns,
         )  # fmt: skip
 
     def _everywhere(self, values: Any) -> Any:
@@ -194,9 +210,7 @@ class Gathered:
     def rows(self, at: Any) -> Gathered:
         """Return those of some layouts."""
         batches = Batches(groups=self.batches.groups[at], lanes=self.batches.lanes[at])
-        cells = {
-            name: getattr(self, name)[at] for name in ("spread", "stages", "decode", "counts", "launching", "pieces")
-        }
+        cells = {name: getattr(self, name)[at] for name in ("spread", "stages", "rounds", "fit", *_OWN)}
         return replace(self, longer=self.longer[:, at], beyond=self.beyond[:, at], batches=batches, last=[], **cells)
 
     def _in_the_gap(self, cycles: Any, mean: Any, apart: Any) -> Any:
@@ -259,7 +273,8 @@ def _both_ways(levels: Any, mean: Any, batches: Batches, ahead: int) -> tuple[li
         most[:, :, rows] = np.einsum("sk,khln->shln", each, levels[:, :, rows])
     k, stages = np.array(IN_A_STEP)[:, None, None, None], mean[:, None] / many
     # A batch that is made ahead begins as the step after the one that it was made behind has ended.
-    spilled = np.clip(mean[:, None] - levels, 0.0, levels), most * np.minimum((k - 1) / many, 1.0)
+    over = mean[:, None] - levels.mean(axis=1, keepdims=True)
+    spilled = np.clip(over, 0.0, levels), most * np.minimum((k - 1) / many, 1.0)
     longer, beyond = [], []
     for one, after in zip((levels, most), spilled, strict=True):
         circuit = np.maximum(one + ahead * after / many, stages)
@@ -298,9 +313,12 @@ def _stationary(next_ones: Any) -> Any:
     return np.clip(np.linalg.solve(system, wanted)[..., 0], 0.0, 1.0)
 
 
-def _excess(next_ones: Any, stays: Any, cycles: Any) -> Any:
+def _by(shares: Any, values: Any) -> Any:
+    return (shares * values).sum(axis=-1)
+
+
+def _excess(next_ones: Any, stays: Any, beyond: Any) -> Any:
     """Return what cycles from a state on take beyond as many in the mean (Poisson's equation of a Markov chain)."""
     size = next_ones.shape[-1]
     system = np.eye(size) - next_ones + stays[..., None, :]
-    beyond = cycles - (stays * cycles).sum(axis=-1)[..., None]
     return np.linalg.solve(system, beyond[..., None])[..., 0]
