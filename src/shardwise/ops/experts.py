@@ -13,7 +13,7 @@ from shardwise.models import MoE
 from shardwise.ops.elementwise import vector
 from shardwise.ops.feed_forward import activation_op, mlp, weights_rows
 from shardwise.ops.layout import Layout, LinearShape, belonging, memory_op
-from shardwise.ops.routed import Experts, experts_of, hands_all, routed_rows, routed_tokens
+from shardwise.ops.routed import Experts, experts_of, hands_all, reordered_bytes, routed_rows, routed_tokens
 from shardwise.plans import Tuning
 from shardwise.records import replace
 
@@ -319,7 +319,8 @@ def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     dispatch = memory_op(y, f"{name}.dispatch", name, moved, forward=(there, gather), backward=(scatter, there),
                          saves=sent, kernels=2, output_bytes=arrived, role="dispatch")  # fmt: skip
     combine = memory_op(y, f"{name}.combine", name, added, forward=(scatter, hop), backward=(hop, gather), saves=back,
-                        kernels=2, output_bytes=y.a * T * e.D, role="combine")  # fmt: skip
+                        kernels=2, output_bytes=y.a * T * e.D, transient_bytes=reordered_bytes(y, moe, rows * e.D),
+                        role="combine")  # fmt: skip
     last = _looped(y, moe, combine, _LOOPED["combine"])
     return _looped(y, moe, dispatch, _LOOPED["dispatch"]), (*weighted, last)
 

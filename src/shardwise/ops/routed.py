@@ -172,3 +172,16 @@ def experts_of(y: Layout[X], moe: MoE, D: int) -> Experts[X]:
     hit = local if y.work.pad_to_capacity else minimum(hit, local)
     return Experts(local=local, hit=hit, rows=rows, fair=fair, D=moe.latent or D,
                    F=divide(cast(X, moe.ffn), etp))  # fmt: skip
+
+
+def reordered_bytes(y: Layout[X], moe: MoE, values: X) -> X | float:
+    """Return the bytes of rows at once where a training step puts those that experts gave back in their order.
+
+    Forward the rows that were picked, those times their weights, and those in order: a function of Python has names
+    for all. Backward the gradient in order, that times the weights and times the rows; one product is cast back from
+    weights in fp32. Source: transformers 5.24.0 integrations/moe.py grouped_mm_experts_forward.
+    """
+    if y.stack.experts != "reordered" or y.stack.experts_loop or y.work.phase != "train":
+        return 0.0
+    cast = moe.float_weights and y.a < 4
+    return (3 * 4 + y.a if cast else 3 * y.a) * values

@@ -57,7 +57,7 @@ class Stack:
     activation: Kernel
     loss: LossKernel
     """The cross entropy, of `ops.logit_losses` or `ops.whole_losses`."""
-    experts: Literal["grouped-mm", "indexed", "permuted", "permuted-compiled"]
+    experts: Literal["grouped-mm", "indexed", "permuted", "permuted-compiled", "reordered"]
     experts_loop: bool  # Python launches the kernels of one expert, a module of linear layers, after another.
     pads_gemms: bool  # The compiler pads operands whose rows do not start at multiples of 16 bytes.
     adapts_experts: Literal["peft", "listed", "parameters", "none"]
