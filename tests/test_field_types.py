@@ -163,3 +163,20 @@ def test_every_field_of_what_callers_make_is_checked(kind: Any) -> None:
 def test_a_space_without_devices_is_that_of_all() -> None:
     """A layout space that says nothing of devices is tried on those that a load is tried on unasked."""
     assert planned(sw.LoadSpace(layouts=sw.ServingSpace())).layouts == planned(sw.LoadSpace()).layouts
+
+
+@pytest.mark.parametrize(
+    ("plan", "settings", "field"),
+    [
+        (sw.Plan(pp=0), sw.Settings(), "pp"),
+        (sw.Plan(), sw.Settings(rollout_tp=0), "rollout_tp"),
+        (sw.Plan(), sw.Settings(loss={}), "loss"),  # type: ignore[arg-type]
+        (sw.Plan(), sw.Settings(checkpoint_policy={}), "checkpoint_policy"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_nothing_is_divided_by_is_bad_input(plan: sw.Plan, settings: sw.Settings, field: str) -> None:
+    """No stage, no rank of an engine and no word are refused by name: all were tracebacks."""
+    stack = replace(sw.find_stack("trl"), settings=settings)
+    with pytest.raises(sw.InputError) as error:
+        sw.train(MODEL, CLUSTER, replace(plan, dp=0), JOB, sw.TrainingOptions(stack=stack))
+    assert field in {one.field for one in error.value.problems}

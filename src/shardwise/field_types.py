@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 
 from shardwise.errors import Problems
 from shardwise.records import replace
@@ -106,7 +106,7 @@ def _check(kind: Any) -> Check | None:
         return _mapping
     if kind is Path or origin is PathLike:
         return _path
-    if origin is UnionType:
+    if origin in (UnionType, Union):  # of what stands in `typing`, such as Literal, it is Union
         return _either(inner)
     if isinstance(kind, type) and is_dataclass(kind):
         return _record(kind)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 from shardwise.errors import InputError, Problem
+from shardwise.records import replace
 
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
 _BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0**50}
@@ -13,6 +15,7 @@ _QUANTITY = re.compile(r"([-+]?(?:\d[\d_,]*(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?)(?:\s
 # Commas part thousands: elsewhere one is a decimal point in many languages, and 8,8 would be read as 88.
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(?![\d_,])", re.ASCII)
 _MOST_DIGITS = 400  # a float of 64 bits written out in full has fewer
+_NO_NUMBER, _ENDLESS = "is not a number with a unit", "must be finite"
 SECONDS_A_DAY = 86400.0
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": SECONDS_A_DAY, "": 1.0}
 
@@ -24,12 +27,12 @@ def _fail(field: str, text: str, rule: str, remedy: str) -> InputError:
 def _split(text: str, field: str, remedy: str) -> tuple[float, str]:
     match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _MOST_DIGITS else None
     if match is None:
-        raise _fail(field, text, "is not a number with a unit", remedy)
+        raise _fail(field, text, _NO_NUMBER, remedy)
     if "," in match[1] and not _THOUSANDS.match(match[1]):
         raise _fail(field, text, "has a comma that does not part thousands", "write 1.5 with a point, or 1,500")
     value = float(match[1].replace("_", "").replace(",", ""))
     if not math.isfinite(value):
-        raise _fail(field, text, "must be finite", remedy)
+        raise _fail(field, text, _ENDLESS, remedy)
     return value, match[2] or ""
 
 
@@ -43,6 +46,20 @@ def parse_count(text: str, field: str = "count") -> float:
     if unit.lower() not in _DECIMAL:
         raise _fail(field, text, f"has the unknown suffix {unit!r}", "use k, M, B, G or T")
     return value * _DECIMAL[unit.lower()]
+
+
+def parsed_as(parse: Callable[[str, str], float], text: str, field: str, remedy: str) -> float:
+    """Return what a text says; what is no number at all is refused with the remedy of its own field.
+
+    >>> parsed_as(parse_count, "2.5", "price", "write dollars")
+    2.5
+    """
+    try:
+        return parse(text, field)
+    except InputError as error:
+        none = error.problems[0].rule in (_NO_NUMBER, _ENDLESS)
+        problems = [replace(one, value=text, remedy=remedy) for one in error.problems]
+        raise InputError(problems if none else error.problems) from None
 
 
 def parse_share(text: str, field: str = "share") -> float:

@@ -489,3 +489,23 @@ def test_an_unknown_flag_names_the_help_of_its_kind(words: str) -> None:
     done, kind = run(*shlex.split(words), "--bogus", "3"), " ".join(words.split()[:2])
     assert done.status == 2 and f"is not a flag of {kind}; `shardwise {kind} --help` lists them" in done.err
     assert run(*shlex.split(words)[:2], "--help").out.startswith(f"shardwise {kind} MODEL [flags]")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            f"{T} --price '\u20ac3/h'",
+            "price = '\u20ac3/h': is not a number with a unit; write US dollars per device and hour",
+        ),
+        (f"{T} --price 1e400", "price = '1e400': must be finite; write US dollars per device and hour, such as 2.5"),
+        (
+            "serve qwen3-8b --on h100 --rate \u00bd",
+            "rate = '\u00bd': is not a number with a unit; write for example \"50/s\"",
+        ),
+    ],
+)
+def test_what_is_no_number_is_told_what_its_own_field_takes(words: str, said: str) -> None:
+    """A price is not asked for in billions, nor a rate in tokens."""
+    done = run(*shlex.split(words))
+    assert done.status == 2 and said in done.err and "300B" not in done.err

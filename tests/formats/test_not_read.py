@@ -94,5 +94,5 @@ def test_a_program_is_no_script_of_the_shell(name: str, tmp_path: Path) -> None:
     """A training of transformers in Python is said to be a program, not a shell script whose `if` stays open."""
     text = "from transformers import Trainer\nif True:\n    Trainer(model, args).train()\nfor a in b:\n    pass\n"
     (tmp_path / name).write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=r"is a program: of those Unsloth.s .py scripts alone are read"):
+    with pytest.raises(InputError, match=r"is a program: of those Unsloth's \.py scripts alone are read"):
         import_file(tmp_path / name)

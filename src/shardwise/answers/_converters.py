@@ -18,6 +18,7 @@ from shardwise.units import (
     parse_flops,
     parse_seconds,
     parse_share,
+    parsed_as,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def number(parse: Callable[[str, str], float], word: str, allowed: Range) -> Con
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise fail(field, value, "must be a number", remedy)
         try:
-            parsed = parse(value, field) if isinstance(value, str) else float(value)
+            parsed = parsed_as(parse, value, field, remedy) if isinstance(value, str) else float(value)
         except OverflowError:
             parsed = math.inf
         if not math.isfinite(parsed):

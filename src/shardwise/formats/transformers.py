@@ -244,7 +244,7 @@ def _of_chat(keys: Keys, source: str) -> dict[str, Any]:
     Source: github.com/deepspeedai/DeepSpeedExamples DeepSpeed-Chat training/step2_{reward_model,dpo}_finetuning.
     """
     reward = keys.raw("num_padding_at_beginning") is not None
-    word = "reward" if reward else "dpo" if "step2_dpo" in source else ""
+    word = "dpo" if "step2_dpo" in source else "reward" if reward else ""
     keys.assumed += [f"method {word}: a script of DeepSpeed-Chat's second step"] if word else []
     return _trainer.objective(keys, word)
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from shardwise.errors import InputError, Problem, plain
 from shardwise.records import dataclass
-from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
+from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds, parsed_as
 
 MOST = 1e30
 # The data types a device may compute GEMMs in; a type that is absent from a device is unsupported.
@@ -65,7 +65,7 @@ def read_quantity(quantity: Quantity, value: object, field: str) -> float:
 def _number(quantity: Quantity, value: object, field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         fail(field, value, "must be a number, or text with a unit", quantity.remedy)
-    number = quantity.parse(value, field) if isinstance(value, str) else value
+    number = parsed_as(quantity.parse, value, field, quantity.remedy) if isinstance(value, str) else value
     try:
         finite = math.isfinite(number)
     except OverflowError:

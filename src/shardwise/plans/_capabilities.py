@@ -224,7 +224,7 @@ def _refused_layers(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> I
     for name in plan.offload:
         if name not in runs.offload:
             yield Refusal("offload", name, "does not keep this in the host's memory", runs.offload or ("none",))
-    yield from _refused_limits(runs, plan, int(job.get("layers", 0)) // plan.pp)
+    yield from _refused_limits(runs, plan, int(job.get("layers", 0)) // max(plan.pp, 1))
     if len(set(plan.stage_layers)) > 1 and not runs.uneven_stages:
         yield Refusal("stage_layers", ",".join(map(str, plan.stage_layers)), "has equal stages", ("equal stages",))
 

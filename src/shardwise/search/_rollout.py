@@ -91,7 +91,7 @@ def _check(case: TrainingCase, devices: int) -> None:
     if not is_count(settings.rollout_prompt_tokens) or settings.rollout_prompt_tokens >= job.seq_len:
         rule = f"are the tokens of a prompt, at least 1 and below the {job.seq_len} of a sequence"
         problems.add("rollout_prompt_tokens", settings.rollout_prompt_tokens, rule, f"use {max(job.seq_len // 2, 1)}")
-    if devices % settings.rollout_tp:
+    if devices % max(settings.rollout_tp, 1) or not is_count(settings.rollout_tp):
         problems.add("rollout_tp", settings.rollout_tp, f"must divide the engine's {devices} devices", "use 1")
     elif settings.rollout_tp > case.cluster.num_devices:
         rule = f"is more than the {case.cluster.num_devices} devices of the trainer, whose links an engine apart has"
