@@ -25,7 +25,7 @@ from shardwise.plans.fields import ALIASES
         ("train", "--gradient-checkpointing", "did you mean --recompute full?"),
         ("infer", "--load-in-4bit", "did you mean --weights nf4?"),
         ("infer", "--isl", "did you mean --input-tokens?"),
-        ("infer", "--max-model-len", "did you mean --input-tokens?"),
+        ("infer", "--max-model-len", "did you mean --input-tokens or --max-context?"),
         ("infer", "--rate", "it is a flag of serve, plan serve"),
         ("train", "-ngl", "--gpu-layers is a flag of infer, serve,"),
         ("infer", "--ngl", "did you mean --gpu-layers?"),

@@ -379,7 +379,7 @@ ALIASES = {
     "users": "max_concurrency concurrency num_users",
     "gpu_layers": "n_gpu_layers ngl num_gpu",
     "cpu_experts": "n_cpu_moe ncmoe cpu_moe",
-    "max_context": "max_position_embeddings context_length",
+    "max_context": "max_position_embeddings context_length max_model_len",
 }
 
 
