@@ -17,15 +17,15 @@ from shardwise.serving.load import SERVER, LoadOptions, ServeReport, serve
 EACH, TOKEN = 1.0e-3, 3.6e-6
 
 
-def ran(engine: str = "vllm", dp: int = 1, seconds: float | None = None, **more: Any) -> ServeReport:
+def ran(engine: str = "vllm", dp: int = 1, seconds: float | None = None, pp: int = 1, **more: Any) -> ServeReport:
     """Return Llama-3.1-8B on H100 under 64 requests at once of 1,000 and 100 tokens, unless said otherwise."""
     fields: dict[str, Any] = {
         "input_tokens": Length(mean=1000), "output_tokens": Length(mean=100), "arrivals": Arrivals(kind="burst"),
         "count": 64,
     }  # fmt: skip
     options = LoadOptions(serving=ServingOptions(engine=engine), api_server_seconds=seconds)
-    cluster = Cluster.parse(f"{dp}xh100-sxm-80gb")
-    return serve(load_model("llama-3.1-8b"), cluster, Plan(dp=dp), Workload(**fields | more), Serving(), options)
+    cluster = Cluster.parse(f"{dp * pp}xh100-sxm-80gb")
+    return serve(load_model("llama-3.1-8b"), cluster, Plan(dp=dp, pp=pp), Workload(**fields | more), Serving(), options)
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,13 @@ def test_requests_that_come_one_by_one_wait_for_nobody(rate: float) -> None:
     assert slow.latencies["ttft"]["mean"] - found.latencies["ttft"]["mean"] == pytest.approx(0.011)
 
 
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 @pytest.mark.parametrize("seconds", [0.001894, 0.01, 1 / 3])
-def test_a_burst_is_run_alike_whenever_it_begins(seconds: float) -> None:
-    """Seconds from when the engine has the requests are the same, to the last step."""
-    found, at_once = (sorted(one.end - one.server_seconds for one in ran(seconds=s).requests) for s in (seconds, 0.0))
+def test_a_burst_is_run_alike_whenever_it_begins(seconds: float, engine: str, pp: int) -> None:
+    """Seconds from when the engine has the requests are the same, to the last step, through stages too."""
+    runs = (ran(engine, seconds=each, pp=pp).requests for each in (seconds, 0.0))
+    found, at_once = (sorted(one.end - one.server_seconds for one in requests) for requests in runs)
     assert found == pytest.approx(at_once, abs=1e-9)
 
 
