@@ -314,6 +314,18 @@ def test_gate_and_up_are_two_products_unless_the_build_joins_them() -> None:
     assert 32 * 1e-6 < apart - joint < 32 * 5e-6
 
 
+def test_older_sglang_starts_the_four_projections_of_qwen35() -> None:
+    """0.5.9 runs in_proj_qkv, _z, _b and _a in turn, 0.5.10 joins them, as Qwen3-Next had them in any release."""
+
+    def projections(model: str, engine: str) -> float:
+        asked = ask(model, Serving(batch=1), device="h200-sxm-141gb", engine=engine)
+        return asked.evaluation.decode.operators["in"] / len(asked.case.model.layers)
+
+    gaps = [projections("qwen3.5-9b", f"sglang-0.5.{each}") for each in (9, 7, 11)]
+    assert gaps[0] == gaps[1] > gaps[2] + 3 * 1.5e-6
+    assert projections("qwen3-next-80b-a3b", "sglang-0.5.9") == projections("qwen3-next-80b-a3b", "sglang-0.5.11")
+
+
 def test_prompts_of_one_product_or_two_are_the_same_work() -> None:
     """Cut in two, gate and up of a long prompt take within 2 % of the joint product."""
     job = Serving(batch=8, input_tokens=2048, output_tokens=2)

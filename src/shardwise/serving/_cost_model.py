@@ -261,7 +261,7 @@ def _widened_once(costs: EngineCostModel[X], op: Op[X]) -> X:
 
 def _apart(costs: EngineCostModel[X], op: Op[X]) -> tuple[Op[X], ...]:
     """Return the GEMMs that an engine runs for one of the ledger, each of which reads the input again."""
-    if op.role not in costs.engine.operators.unmerged or len(op.parts) < 2:
+    if len(op.parts) < 2 or not {op.role, *op.modules} & {*costs.engine.operators.unmerged}:
         return (op,)
     given = costs.activation_width * op.rows * op.inner * op.batch
     rest = op.forward_bytes - given

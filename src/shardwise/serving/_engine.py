@@ -40,7 +40,7 @@ class EngineOperators:
     fused: tuple[str, ...]
     """Operators that run inside another kernel."""
     unmerged: tuple[str, ...] = ()
-    """Products, joint in the ledger, that run one by one."""
+    """Products, joint in the ledger, that run one by one: their roles, or a linear layer that they stand for."""
     library_shares: tuple[tuple[str, tuple[float, float]], ...] = ()
     """Shares that its GEMMs reach of a device's rates of compute and of memory: (device, compute, memory)."""
     fp8_shares: tuple[tuple[str, tuple[float, float]], ...] = ()
