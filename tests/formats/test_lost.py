@@ -183,3 +183,19 @@ def test_stages_of_unequal_layers_come_back_from_a_launch(target: str, tmp_path:
         (tmp_path / name).write_text(text)
     found = import_server(tmp_path / next(iter(done.tree["files"])))
     assert found.values["stage_layers"] == (15, 17)
+
+
+@pytest.mark.parametrize("target", ["fsdp", "deepspeed"])
+def test_attention_that_a_launcher_s_file_cannot_say_is_named_by_its_flag(target: str) -> None:
+    """Files of accelerate and DeepSpeed say nothing of attention; the remedy is one that can be followed."""
+    sharding = "zero3" if target == "deepspeed" else "fsdp"
+    words = ["--micro-batch", "1", "--global-batch", "8", "--seq-len", "512", "--sharding", sharding]
+    done = run("export", target, "llama-3.2-1b", "--on", "8xh100", *words, "--attn-implementation", "eager", "--json")
+    assert done.fields == ["attn_implementation"]
+    remedy = done.tree["error"]["problems"][0]["remedy"]
+    assert remedy == "leave it out, or export trl, axolotl or llamafactory, which write it"
+    words += ["--attn-implementation", "eager"]
+    assert all(
+        run("export", t, "llama-3.2-1b", "--on", "8xh100", *words[:6], *words[8:]).status == 0
+        for t in ("trl", "axolotl")
+    )

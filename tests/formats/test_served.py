@@ -486,3 +486,22 @@ def test_experts_are_not_cut_within_a_block_of_their_scales() -> None:
     searched = run("plan", "infer", model, *space).tree
     assert not searched["best"]
     assert "whole blocks of 128" in str(searched["rejected"])
+
+
+@pytest.mark.parametrize(("mode", "rest"), [("decode", "prompts"), ("prefill", "decode")])
+@pytest.mark.parametrize("command", ["serve", "infer"])
+def test_a_worker_of_one_pool_is_said_to_be_answered_for_both(
+    mode: str, rest: str, command: str, tmp_path: Path
+) -> None:
+    """Half of a disaggregated deployment, of which an export writes each to a file, is not taken for a whole one."""
+    (tmp_path / "a.sh").write_text(
+        f"python -m sglang.launch_server --model-path Qwen/Qwen3-8B --disaggregation-mode {mode}\n", encoding="utf-8"
+    )
+    load = ["--rate", "1/s", "--requests", "20"] if command == "serve" else ["--batch", "4"]
+    words = ["--from", str(tmp_path / "a.sh"), "--on", "1xh100", "--input-tokens", "64", "--output-tokens", "8", *load]
+    done = run(command, *words, "--json")
+    said = f"runs {mode} alone, and is answered as one that runs {rest} too"
+    assert done.status == 0 and any(said in one for one in done.tree["assumptions"])
+    if (command, mode) == ("serve", "decode"):
+        both = run(command, *[word.replace("1xh100", "2xh100") for word in words], "--prefill-workers", "1", "--json")
+        assert not any(said in one for one in both.tree["assumptions"])

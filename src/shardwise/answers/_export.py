@@ -21,7 +21,7 @@ from shardwise.formats import SERVERS, SYSTEMS
 from shardwise.plans import find_stack, stack_names
 from shardwise.plans.fields import SERVING, SETTINGS, TRAINING, Field
 from shardwise.records import replace
-from shardwise.units import show_bytes, show_seconds
+from shardwise.units import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from shardwise.answers._page import Page
@@ -198,7 +198,8 @@ def _exported(target: str, report: InferReport, asked: Asked, prefill: InferRepo
     if target == "dynamo":
         return export(report, asked, prefill)
     first, last = export(prefill, asked, "prefill"), export(report, asked, "decode")
-    notes = (*last.notes, f"{first.copies} servers of the prefill pool and {last.copies} that decode, behind a router")
+    pools = f"{counted(first.copies, 'server')} of the prefill pool and {last.copies} that decode, behind a router"
+    notes = (*last.notes, pools)
     return replace(last, files={**first.files, **last.files}, notes=tuple(dict.fromkeys(notes)), launch="")
 
 

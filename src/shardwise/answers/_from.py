@@ -101,6 +101,12 @@ def _take_server(inputs: Inputs) -> None:
         inputs.notes.append(f"{server.source}: {settings}: of {server.system}, {target} keeps its own")
         server = replace(server, values={key: value for key, value in server.values.items() if key not in own})
     server = _without_other_pool(server, flags)
+    if server.role and "prefill_workers" not in given and inputs.command != "count":
+        rest = "prompts" if server.role == "decode" else "decode"
+        note = (
+            f"runs {server.role} alone, and is answered as one that runs {rest} too: start both pools in one script, "
+        )
+        inputs.notes.append(f"{server.source}: {note}or give serve --prefill-workers N of decode's file")
     # Numbers are searched; a format is the checkpoint's, the one choice of a search.
     space = {key: value for key, value in server.values.items() if key in flags and flags[key].group == "space"}
     searched = [key for key, value in space.items() if not isinstance(value, str)]

@@ -97,6 +97,8 @@ def refuse(system: str, differences_of: Mapping[str, tuple[object, object]], cas
         if path == "method":
             rule = f"is what a training script of its user's optimises: {system}'s files do not say it"
             problems.append(Problem(path, ours, rule, _RUNS_METHOD.get(str(ours), f"use {theirs}")))
+        elif path == "attention":
+            problems.append(Problem("attn_implementation", ours, f"cannot be said to {system}", _SAYS_ATTENTION))
         elif path not in named:
             remedy = _remedy(theirs) if theirs else _WHICH_WRITE.get(path, _remedy(theirs))
             problems.append(Problem(path, _short(ours), f"cannot be said to {system}", remedy))
@@ -125,6 +127,7 @@ _WHICH_WRITE = {
     "adapter": "export trl, axolotl or llamafactory, which write it",
     "model": "export transformers, axolotl or llamafactory, which name it, or megatron, which has its sizes",
 }
+_SAYS_ATTENTION = "leave it out, or export trl, axolotl or llamafactory, which write it"
 _RUNS_METHOD = dict.fromkeys(("dpo", "kto", "reward"), "export trl, axolotl or llamafactory, which run it")
 _RUNS_METHOD |= dict.fromkeys(("grpo", "ppo"), "export verl, which runs it")
 _RUNS_METHOD |= {"sft": "export transformers, trl, axolotl or llamafactory, which run it"}
