@@ -20,6 +20,9 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
     ("primus.sh", "./primus-cli direct -- train pretrain --config exp.yaml\n", "Primus' launcher, beside the YAML"),
     # EleutherAI/gpt-neox configs/pythia/1B.yml, which was refused as a model's configuration
     ("1B.yml", '{"pipe_parallel_size": 1, "num_layers": 16, "hidden_size": 2048, "seq_length": 2048}\n', "GPT-NeoX"),
+    # ml-explore/mlx-lm mlx_lm/examples/lora_config.yaml, whose YAML was of no system that is known
+    ("lora_config.yaml", "model: mlx-community/Llama-3.2-1B-Instruct-bf16\ntrain: true\nfine_tune_type: lora\n"
+     "num_layers: 16\nbatch_size: 4\nmax_seq_length: 2048\nlora_parameters:\n  rank: 8\n", "MLX LM"),
     # mosaicml/llm-foundry scripts/train/yamls/finetune/mpt-7b_dolly_sft.yaml, which was read as accelerate's
     ("mpt.yaml", "max_seq_len: 2048\nmodel:\n  name: mpt_causal_lm\ntrain_loader:\n  name: text\nfsdp_config:\n"
      "  sharding_strategy: FULL_SHARD\n", "llm-foundry"),

@@ -52,6 +52,7 @@ _UNREAD = (
     (r"\blmdeploy\s+serve\b", "LMDeploy"), (r"\btext-generation-launcher\b", "TGI"),
     (r"\batom\.entrypoints\b", "ATOM"), (r"\bollama\s+(serve|run)\b|\bOLLAMA_", "Ollama"),
     (r"\bcolossalai\s+run\b", "ColossalAI"), (r"\bmlx_lm\b", "MLX LM"),
+    (r"(?m)^(fine_tune_type|lora_parameters|grad_checkpoint):", "MLX LM"),
     # open_instruct/finetune.py takes transformers' words in their meaning; what names them in YAML may be DPO's.
     (r"\bopen_instruct[./](?!finetune\b)\w+", "Open Instruct"),
     (r"(?m)^(with_tracking|checkpointing_steps|dataset_mixer(_list)?):", "Open Instruct"),
