@@ -532,8 +532,11 @@ def test_devices_that_a_load_needs_are_named_where_simulation_refuses_the_others
     done = run("plan", "serve", "gemma-2-9b", "--on", "2xa100", *load.split(), *space.split(), "--json")
     told = {row["name"]: row["remedy"] for row in done.tree["rejected"]}
     assert done.status == 1 and not done.tree["best"]
-    assert told["devices"] == "use 4 devices or more"
-    assert told["simulated"] == "they fill the devices: use more devices"
+    # The closed form says 4, of which simulation refuses every deployment as it does of 5.
+    assert told["devices"] == "use 6 devices"
+    assert told["simulated"] == "they fill the devices: use more devices, 6 do"
+    named = run("plan", "serve", "gemma-2-9b", "--on", "6xa100", *load.split(), *space.split(), "--json")
+    assert named.status == 0
 
 
 @pytest.mark.parametrize(
@@ -555,3 +558,13 @@ def test_pools_of_experts_are_the_command_that_is_named(words: str, experts: tup
         assert again.status == 0
         assert [again.tree[key] for key in ("ttft", "e2e", "devices")] == [one[k] for k in ("ttft", "e2e", "devices")]
         assert again.tree["prefill"]["plan"] == one["prefill"]["plan"]
+
+
+def test_a_limit_that_simulation_keeps_on_no_number_of_devices_is_told_so() -> None:
+    """Simulation refused "use 20 devices or more", and then "use 24": no number keeps these."""
+    load = "--input-tokens 2000 --input-cv 0.8 -o 200 --rate 15 --requests 1500 --p99-ttft 0.3 --p99-tpot 0.03"
+    space = "--tp 1 --pp 1 --engine vllm --max-batched-tokens 8192 --max-sequences 64"
+    done = run("plan", "serve", "llama-3.1-8b", "--on", "2xl40s", *load.split(), *space.split())
+    assert done.status == 1
+    assert "devices or more" not in done.out
+    assert "later limits" in done.out

@@ -151,7 +151,7 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
 
 def on_more(inputs: Inputs, result: LoadResult) -> list[str]:
     """Return the command that asks again with the devices that the load needs, nothing where they are no more."""
-    cluster, least = result.search.cluster, result.least_devices
+    cluster, least = result.search.cluster, result.needed_devices
     if least <= cluster.num_devices or str(inputs.values["on"]).endswith(".toml"):
         return []
     asked = {key: value for key, value in inputs.values.items() if key not in ("what", "save", "num_devices")}

@@ -32,6 +32,7 @@ from shardwise.search._load_groups import (
 )
 from shardwise.search._load_pools import candidates
 from shardwise.search._load_rejected import rejected_of
+from shardwise.search._load_remedies import grown
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import ServingGrid
@@ -45,6 +46,9 @@ _BETTER = 0.97
 _LEAST = {"ttft": 0.85, "tpot": 0.95, "e2e": 0.95}
 # Replicas over those that carry the load, where few more did not keep the limits.
 _TIMES = (2, 4, 16)
+# Devices that are asked of simulation where none of those that there are do, over those that the closed form needs, up
+# to so many of these.
+_WIDE, _MANY = 8, 256
 # Requests of each user of a closed loop that are simulated, at least.
 _TURNS = 10
 
@@ -72,7 +76,8 @@ class LoadResult(Card):
     @cached_property
     def rejected(self) -> tuple[Rejection, ...]:
         """What the laws and the limits rejected."""
-        return rejected_of(self.search, self.missed, bool(self.best))
+        tried = self.wider.search.cluster.num_devices if self.wider else 0
+        return rejected_of(self.search, self.missed, bool(self.best), (tried, self.needed_devices if tried else 0))
 
     @cached_property
     def least_devices(self) -> int:
@@ -81,6 +86,24 @@ class LoadResult(Card):
         forms = [group for group in one.groups if group.form is not None and one.space.pools != "disaggregated"]
         needed = [*one.pairs.values(), *(float(few) for g in forms for few in one.fewest(g, math.inf) * g.devices)]
         return int(min((few for few in needed if math.isfinite(few)), default=0))
+
+    @cached_property
+    def wider(self) -> LoadResult | None:
+        """The fewest devices that keep the limits of many times as many, where none of these do; None of too many."""
+        one, least = self.search, self.least_devices
+        if self.best or not 0 < least <= _MANY:
+            return None
+        # The simulation asks for more than the closed form, or keeps a limit on no number.
+        cluster = grown(one.cluster, _WIDE * max(least, one.cluster.num_devices))
+        asked = one.space, "devices", 1
+        return plan_serve(one.grid.model, cluster, one.workload, one.grid.job, one.options, asked)
+
+    @property
+    def needed_devices(self) -> int:
+        """Fewest devices that simulation confirms, or the closed form if it was not asked, 0 where no number does."""
+        if self.wider is None:
+            return self.least_devices
+        return self.wider.best[0].devices if self.wider.best else 0
 
     @cached_property
     def front(self) -> tuple[FrontPoint, ...]:

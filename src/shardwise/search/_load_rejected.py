@@ -18,8 +18,11 @@ from shardwise.units import show_seconds
 DEVICES, LOAD, SIMULATED = "devices", "load", "simulated"
 
 
-def rejected_of(search: LoadSearch, missed: int, answered: bool) -> tuple[Rejection, ...]:
-    """Return the laws and limits with the layouts that fell to each, and what would do where nothing was found."""
+def rejected_of(search: LoadSearch, missed: int, answered: bool, wider: tuple[int, int]) -> tuple[Rejection, ...]:
+    """Return the laws and limits with the layouts that fell to each, and what would do where nothing was found.
+
+    `wider` are devices of a search that was asked then, 0 of none, and the fewest of them that simulation confirmed.
+    """
     if not search.kinds and not search.grid.layouts.rejected:
         return empty_rejections(why_empty_serving(search.grid))
     many = len(search.groups) // max(len(search.grid.setups), 1)
@@ -40,7 +43,7 @@ def rejected_of(search: LoadSearch, missed: int, answered: bool) -> tuple[Reject
         remedy = "use more devices a replica (--tp), or a narrower --weights or --kv-cache"
         remedy += ", or less --kv-cache-memory" * any(group.job.kv_cache_memory for group in search.groups)
         rows.append(Rejection(name=MEMORY, title="the longest request does not fit", count=short, remedy=remedy))
-    return (*rows, *_by_limit(search), *_by_devices(search, missed, answered))
+    return (*rows, *_by_limit(search), *_by_devices(search, missed, answered, wider))
 
 
 def _floors(search: LoadSearch, group: LoadGroup, limit: Limit) -> Any:
@@ -65,9 +68,12 @@ def _by_limit(search: LoadSearch) -> Iterator[Rejection]:
                             count=int(slow.size), remedy=remedy)  # fmt: skip
 
 
-def _by_devices(search: LoadSearch, missed: int, answered: bool) -> Iterator[Rejection]:
+def _by_devices(search: LoadSearch, missed: int, answered: bool, wider: tuple[int, int]) -> Iterator[Rejection]:
     """Yield the layouts that need more devices than there are, that no number helps, that simulation refused."""
-    have, never = search.cluster.num_devices, 0
+    have, never, (tried, enough) = search.cluster.num_devices, 0, wider
+    limits = bool(search.options.limits)
+    less = "fewer users" if search.workload.arrivals.users else "a slower rate"
+    later = f"fewer tokens{f', {less} or later limits' if limits else f' or {less}'}"
     forms = [g for g in search.groups if g.form is not None and search.space.pools != "disaggregated"]
     needed = [one for one in search.pairs.values() if np.isfinite(one)]
     never += len(search.pairs) - len(needed)
@@ -82,17 +88,18 @@ def _by_devices(search: LoadSearch, missed: int, answered: bool) -> Iterator[Rej
         if not answered:
             for group, more in beyond:
                 needed += (search.fewest(group, np.inf) * group.devices)[more].tolist()
-            # The simulation may ask for more than the closed form.
-            say = f"use {min(needed):,.0f} devices or more"
+            say = f"use {enough:,} devices"
+            if not enough:
+                # The simulation may ask for more than the closed form, and says no where it was asked.
+                say = f"use {min(needed):,.0f} devices or more"
+                say = f"simulation refuses up to {tried:,}: ask for {later}" if tried else say
         title = f"more than {have:,} devices are needed"
         yield Rejection(name=DEVICES, title=title, count=many, remedy=say)
-    limits = bool(search.options.limits)
     if never:
         title = f"no number of replicas {'keeps the limits' if limits else 'carries the load'}"
-        less = "fewer users" if search.workload.arrivals.users else "a slower rate"
-        say = f"ask for fewer tokens{f', {less} or later limits' if limits else f' or {less}'}"
-        yield Rejection(name=LOAD, title=title, count=never, remedy=say)
+        yield Rejection(name=LOAD, title=title, count=never, remedy=f"ask for {later}")
     if missed:
         title = f"{'a limit is missed' if limits else 'the queue grows'} in the simulation"
         say = "more replicas were tried in turn" if search.sparing else "they fill the devices: use more devices"
+        say += f", {enough:,} do" if enough else f"; it refuses up to {tried:,}: ask for {later}" if tried else ""
         yield Rejection(name=SIMULATED, title=title, count=missed, remedy=say)

@@ -37,7 +37,7 @@ class _Change:
     job: dict[str, Any] = dc_field(default_factory=dict)
 
 
-def _grown(cluster: Cluster, devices: int) -> Cluster:
+def grown(cluster: Cluster, devices: int) -> Cluster:
     """Return a cluster of at least so many devices: nodes of the device where it is some of them as they are usual.
 
     Of another cluster more of the kind that the outermost tier joins.
@@ -171,7 +171,7 @@ def _tried(report: ServeReport, change: _Change) -> ServeReport | None:
     devices = plan.num_devices + (first.num_devices if first else 0)
     router = "least-loaded" if change.field == "router" else options.router
     options = replace(options, router=router, prefill=first)
-    cluster = _grown(report.fleet.link.cluster if report.fleet.link else case.cluster, devices)
+    cluster = grown(report.fleet.link.cluster if report.fleet.link else case.cluster, devices)
     try:
         return serve(case.model, cluster, plan, report.workload, replace(case.job, **change.job), options)
     except InputError:
