@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from accuracy.published import KINDS
-from accuracy.within import along, shares
+from accuracy.within import Curve, served_at, shares
 from shardwise.measured import Record, read_table
 
 # What of a row says which deployment it is, its release and day left out.
@@ -20,8 +20,6 @@ _DEPLOYMENT = (
     "weight_dtype", "kv_dtype", "input_tokens", "output_tokens", "prefix_tokens",
 )  # fmt: skip
 _FORMATS = ("gemm_quant", "moe_quant")
-Curve = dict[int, tuple[float, float]]
-"""By requests in flight: TPOT, and tokens a second."""
 
 
 def curves(files: Sequence[str], engine: str) -> dict[tuple[str, ...], dict[tuple[str, str], Curve]]:
@@ -45,17 +43,6 @@ def curves(files: Sequence[str], engine: str) -> dict[tuple[str, ...], dict[tupl
             run = record.text("engine_version"), record.notes.get("origin", "")
             runs[deployment][run][flight] = tpot, flight * made / (ttft + (made - 1) * tpot)
     return runs
-
-
-def served_at(curve: Curve, tpot: float) -> float:
-    """Return the tokens a second of a run at a TPOT, along lines of logarithms between its points and beyond the last.
-
-    >>> round(served_at({1: (0.01, 100.0), 4: (0.02, 200.0)}, 0.015))
-    150
-    """
-    points = sorted(curve.values())
-    after = next((i for i, (at, _) in enumerate(points) if at > tpot), len(points) - 1)
-    return along(tpot, points[max(after, 1) - 1], points[max(after, 1)])
 
 
 def ratios(files: Sequence[str], engine: str, same_release: bool) -> Iterator[float]:

@@ -7,8 +7,9 @@ too for as many requests as were in flight: how far it is off there, raised to t
 is how far the search is off.
 
 A replica runs whole requests, so that of four in flight the search can find three or five, a quarter apart, and no
-error of TPOT is small enough to tell whether the limit holds four. What lies between whole requests is told beside it,
-as two measured runs are compared (accuracy.repeats).
+error of TPOT is small enough to tell whether the limit holds four; engines pad five to the eight of a captured graph.
+What is predicted for half, as many and twice the requests is told beside it, read at the measured TPOT along the lines
+between them: as two measured runs of a deployment, at such numbers of users, are compared (accuracy.repeats).
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from shardwise.errors import InputError
 from shardwise.measured import Context, Record, engine_as_noted, quantile, read_table, workload_of
 
 LATENCIES = {"ttft", "tpot"}
-# How many more requests a replica takes for the elasticity.
-MORE = 1.25
+Curve = dict[int, tuple[float, float]]
+"""By requests in flight: TPOT, and tokens a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Within:
     """A deployment: requests in flight, tokens a second that were served, and that are found within its latencies.
 
-    `between` are those found where the mean number of requests need not be whole.
+    `between` are those at the TPOT between what is predicted for half, as many and twice the requests that were.
     `predicted` are those of as many requests as were in flight, whose TPOT is `tpot` times the measured one;
-    `elasticity` by how much the logarithm of throughput grows with that of TPOT where a quarter more run.
+    `elasticity` by how much the logarithm of throughput grows with that of TPOT where twice as many run.
     """
 
     case_id: str
@@ -70,14 +71,26 @@ def along(tpot: float, low: tuple[float, float], high: tuple[float, float]) -> f
     return few * math.exp(math.log(many / few) * math.log(tpot / first) / math.log(last / first))
 
 
-def _between(case: Any, batch: int, ttft: float, tpot: float) -> float:
-    """Return tokens a second of a batch and a part of one more request, of which the mean TPOT is what was measured."""
-    one, more = (_asked(case, each) for each in (batch, batch + 1))
-    if one.request_ttft_seconds > ttft:
+def served_at(curve: Curve, tpot: float) -> float:
+    """Return the tokens a second of a run at a TPOT, along lines of logarithms between its points and beyond the last.
+
+    >>> round(served_at({1: (0.01, 100.0), 4: (0.02, 200.0)}, 0.015))
+    150
+    """
+    points = sorted(curve.values())
+    after = next((i for i, (at, _) in enumerate(points) if at > tpot), len(points) - 1)
+    return along(tpot, points[max(after, 1) - 1], points[max(after, 1)])
+
+
+def _between(curve: dict[int, InferReport], each: int, ttft: float, tpot: float) -> float:
+    """Return tokens a second at a mean TPOT between those of some numbers of requests, 0 where the first token is late.
+
+    Where fewer of a replica make no shorter steps than more of it, more are what is read.
+    """
+    if curve[each].request_ttft_seconds > ttft:
         return 0.0
-    points = [(report.request_tpot_seconds, report.output_tokens_per_second) for report in (one, more)]
-    # Where one more keeps the limit another one binds: the cache, or the first token.
-    return points[0][1] if points[1][0] <= tpot else along(tpot, *points)
+    points = {batch: (one.request_tpot_seconds, one.output_tokens_per_second) for batch, one in curve.items()}
+    return served_at(points, tpot)
 
 
 def _elasticity(one: InferReport, more: InferReport) -> float:
@@ -101,11 +114,12 @@ def within(record: Record, context: Context, latencies: dict[str, float]) -> Wit
     found = plan_serving(case.model, case.cluster, replace(case.job, batch=1), space, options).best
     flight, made = record.whole("concurrency"), case.job.output_tokens
     each = -(-flight // case.plan.dp)
-    one, more = (_asked(case, batch) for batch in (each, max(each + 1, round(MORE * each))))
+    curve = {batch: _asked(case, batch) for batch in sorted({max(each // 2, 1), each, 2 * each})}
+    one, more = curve[each], curve[2 * each]
     return Within(
         case_id=record.text("case_id"), concurrency=flight, served=flight * made / (ttft + (made - 1) * tpot),
         found=found[0].output_tokens_per_second if found else 0.0,
-        between=_between(case, found[0].job.batch if found else 1, ttft, tpot),
+        between=_between(curve, each, ttft, tpot),
         predicted=one.output_tokens_per_second * flight / (each * case.plan.dp),
         tpot=one.request_tpot_seconds / tpot, elasticity=_elasticity(one, more),
     )  # fmt: skip

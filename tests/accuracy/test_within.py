@@ -31,13 +31,15 @@ def test_rows_are_asked_with_what_their_source_documents(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(within, "infer", seen)
     one = within.within(Record(ROW), Published(tmp_path), {"ttft": 0.3, "tpot": 0.0235})
-    case = asked[0].case
+    # Half as many and twice the requests are asked beside them.
+    assert [each.case.job.batch for each in asked] == [16, 32, 64]
+    case = asked[1].case
     assert (case.job.kv_cache, case.job.batch, case.engine.host.captured_tokens) == ("fp8", 32, 2048)
     # Lengths are drawn from 0.8 to 1 of the nominal ones (InferenceX utils/bench_serving).
     assert case.job.input_tokens == case.job.output_tokens == round(0.9 * 1024)
     assert case.job.max_batched_tokens == 8192
-    assert one.predicted == asked[0].output_tokens_per_second
-    assert one.tpot == pytest.approx(asked[0].request_tpot_seconds / 0.0235)
+    assert one.predicted == asked[1].output_tokens_per_second
+    assert one.tpot == pytest.approx(asked[1].request_tpot_seconds / 0.0235)
     assert one.elasticity > 0
 
 
