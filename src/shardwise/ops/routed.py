@@ -179,9 +179,10 @@ def reordered_bytes(y: Layout[X], moe: MoE, values: X) -> X | float:
 
     Forward the rows that were picked, those times their weights, and those in order: a function of Python has names
     for all. Backward the gradient in order, that times the weights and times the rows; one product is cast back from
-    weights in fp32. Source: transformers 5.24.0 integrations/moe.py grouped_mm_experts_forward.
+    weights in fp32. None where the experts train: gradients of the layer are counted that are made behind them.
+    Source: transformers 5.24.0 integrations/moe.py grouped_mm_experts_forward.
     """
-    if y.stack.experts != "reordered" or y.stack.experts_loop or y.work.phase != "train":
+    if y.stack.experts != "reordered" or y.stack.experts_loop or y.work.phase != "train" or y.choices.tuning is None:
         return 0.0
     cast = moe.float_weights and y.a < 4
     return (3 * 4 + y.a if cast else 3 * y.a) * values
