@@ -18,6 +18,7 @@ from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving
 from shardwise.records import replace
 from shardwise.search import IntRanges, LoadResult, LoadSpace, ServingSpace, load_remedies, plan_serve
 from shardwise.search._load_groups import LoadSearch
+from shardwise.serving import ServingOptions
 from shardwise.serving.load import LoadOptions, ServeReport, serve
 
 LIMITS = (Limit(metric="ttft", quantile="p99", seconds=0.5), Limit(metric="tpot", quantile="p90", seconds=0.03))
@@ -394,6 +395,23 @@ def test_points_of_the_front_keep_a_limit_of_first_tokens(quantile: str, seconds
         tp, rate = point["plan"]["tp"], point["requests_per_second_per_replica"]
         served = f"serve llama-3.1-8b --on {tp}xh100 --tp {tp} {load} --rate {rate}/s {' '.join(flags)} --json"
         assert run(*served.split()).tree["ttft"][f"{quantile}_seconds"] < 1.12 * seconds
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "vllm"])
+def test_pipelines_are_points_of_the_front_while_their_batches_are_even(engine: str) -> None:
+    """Equal answers in four stages: `serve` of the last point, whose seconds a token were up to five times as many."""
+    cluster, options = Cluster.parse("4xh100-sxm-80gb"), LoadOptions(serving=ServingOptions(engine=engine))
+    one, four = (IntRanges(ranges=((many, many),)) for many in (1, 4))
+    space = LoadSpace(
+        layouts=ServingSpace(tp=one, pp=four, dp=one, engine=(engine,)), step_tokens=(0,), max_sequences=(0,)
+    )
+    asked = replace(workload(5.0), output_tokens=Length(mean=300))
+    front = plan_serve(load_model("llama-3.1-8b"), cluster, asked, None, options, (space, "devices", 2)).front
+    last = max(front, key=lambda point: point.rate)
+    asked = replace(asked, arrivals=Arrivals(rate=last.rate), count=4000)
+    report = serve(load_model("llama-3.1-8b"), cluster, last.plan, asked, last.job, options)
+    assert report.latencies["ttft"]["mean"] == pytest.approx(last.ttft_seconds, rel=0.1)
+    assert report.latencies["tpot"]["mean"] == pytest.approx(1 / last.tokens_per_second_per_user, rel=0.1)
 
 
 def test_a_deployment_slower_than_numbers_hold_is_no_point_of_the_front() -> None:

@@ -100,6 +100,8 @@ def _at(search: LoadSearch, place: tuple[int, int], share: float, known: tuple[A
         rows = np.arange(len(each))
     steady = part.form.at(rate[rows]) if part.form else part.empty
     kept = np.isfinite(steady.ttft_seconds)  # some take longer than numbers hold
+    # No simulation confirms a point.
+    kept &= share <= form.batches.even_share(group.policy, form.moments.overlap)[rows]
     for limit in search.options.limits:
         kept &= least(steady, part.empty, limit) * search.margin(group.case, limit) <= limit.seconds
         if limit.metric == "tpot":  # the floor of a median is far below it under load: what a point says keeps it too
