@@ -26,7 +26,7 @@ _FEWEST = 0.8
 EQUAL = 0.999
 # Shares of the capacity up to which batches of a pipeline have as many sequences each as the closed form says: where
 # none is scheduled ahead, of equal answers, of others. Beyond that the one whose steps are longest keeps who comes in
-# them, until it has most of all sequences. Simulated with Llama-3.1-8B in 2 and 4 stages, and 17 pipelines at random,
+# them, until it has most of all sequences. Simulated with Llama-3.1-8B in 2 and 4 stages, and 19 pipelines at random,
 # 2026-12-01: SGLang and TensorRT-LLM took 1.0 of the time per token at 30 %, and 0.2 to 1.0 at 50.
 _EVEN_SHARES = (0.3, 0.5, 0.8)
 
