@@ -171,7 +171,7 @@ def test_the_gradient_of_the_table_takes_a_segment_of_its_own() -> None:
 
 def outside_of(report: TrainReport) -> float:
     """Return the bytes of the context and communicators of a rank."""
-    return outside_bytes(report.case.stack, report.case.cluster.device, report.evaluation.sizes)
+    return outside_bytes(report.case.stack, report.case.cluster, report.evaluation.sizes)
 
 
 BASE = {

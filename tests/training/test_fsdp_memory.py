@@ -10,7 +10,8 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
-from shardwise.training._framework_bytes import outside_bytes, reserved_bytes
+from shardwise.training._communicators import outside_bytes
+from shardwise.training._framework_bytes import reserved_bytes
 from shardwise.training._fsdp_units import lone_bytes, units_at_once, watched_inputs, without_lone
 from shardwise.training._parts import owned
 from shardwise.training._traffic import flows_of, traffic_of
@@ -252,7 +253,7 @@ def test_pools_of_fsdp_around_transformers_are_apart(size: int, measured: float)
         train(model, cluster, plan, job, TrainingOptions(stack=replace(found, apart_pools=pools)))
         for pools in (found.apart_pools, False)
     )
-    outside = outside_bytes(found, cluster.device, apart.evaluation.sizes)
+    outside = outside_bytes(found, cluster, apart.evaluation.sizes)
     assert reserved(one) < reserved(apart)
     assert (reserved(apart) + outside) / 2**20 == pytest.approx(measured, rel=0.04)
 

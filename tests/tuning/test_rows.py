@@ -32,7 +32,7 @@ LLAMA = Model.load("llama-3.2-3b")
 
 def outside_of(report: TrainReport) -> float:
     """Return the bytes of the context and communicators of a rank."""
-    return outside_bytes(report.case.stack, report.case.cluster.device, report.evaluation.sizes)
+    return outside_bytes(report.case.stack, report.case.cluster, report.evaluation.sizes)
 
 
 def row(**cells: str) -> Record:

@@ -38,7 +38,8 @@ def phase_tree(report: TrainReport, rollout: Rollout | None, word: str) -> dict[
     device, bytes_held = case.cluster.device, one.peak_bytes
     if word != "rollout":
         pool = (bytes_held * case.stack.reserved_over_allocated, bytes_held)
-        bytes_held = float(device_bytes(case.stack, device, report.evaluation.sizes, pool, case.workspace_bytes)[0])
+        sizes, scratch = report.evaluation.sizes, case.workspace_bytes
+        bytes_held = float(device_bytes(case.stack, case.cluster, sizes, pool, scratch)[0])
     fits = rollout.fits if word == "rollout" and rollout else bytes_held <= device.usable_memory_bytes
     return {
         "name": one.name,

@@ -171,13 +171,13 @@ def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
         bytes_of[category_of(part)] += part.amount
     bytes_of["temporaries"] += allocated - memory.peak
     pool = (reserved_bytes(stack, memory), memory.peak)
-    device, sizes = report.case.cluster.device, report.evaluation.sizes
-    shown, _ = device_bytes(stack, device, sizes, pool, report.case.workspace_bytes)
+    cluster, sizes = report.case.cluster, report.evaluation.sizes
+    shown, _ = device_bytes(stack, cluster, sizes, pool, report.case.workspace_bytes)
     # Where the device is full the allocator has given back what was free.
-    bytes_of["allocator"] = min(reserved, shown - outside_bytes(stack, device, sizes)) - allocated
+    bytes_of["allocator"] = min(reserved, shown - outside_bytes(stack, cluster, sizes)) - allocated
     bytes_of["context"] = shown - allocated - bytes_of["allocator"]
     if memory.paged:
-        bytes_of["optimizer"] += resident_pages(memory.paged, shown, device.usable_memory_bytes)
+        bytes_of["optimizer"] += resident_pages(memory.paged, shown, cluster.device.usable_memory_bytes)
     return bytes_of
 
 

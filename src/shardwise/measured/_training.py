@@ -280,7 +280,7 @@ def peak_memory(record: Record, report: TrainReport) -> float:
     if kind in ("allocated", "active"):
         return max(float(m.peak) for m in stages) + scratch
     # Before it fails the allocator gives back what is free (CUDACachingAllocator.cpp release_cached_blocks).
-    outside = outside_bytes(stack, report.case.cluster.device, report.evaluation.sizes)
+    outside = outside_bytes(stack, report.case.cluster, report.evaluation.sizes)
     room = report.case.cluster.device.usable_memory_bytes - outside
     reserved = max(reserved_within(stack, m, room) for m in stages) + scratch * stack.reserved_over_allocated
     if kept_mean(record) > 0:

@@ -275,9 +275,9 @@ class Stack:
     rotary_families: str  # Families whose layers each hold cosines and sines of every position, as an expression.
     device_context: bool
     """A process has a context on its device, within the memory that can be used."""
-    loaded_kernel_bytes: float
-    """Kernels that are loaded with their library, launched or not."""
+    loaded_kernel_bytes: float  # Kernels that are loaded with their library, launched or not.
     communicator_bytes: float
+    world_communicator: bool  # Beside groups of axes, all ranks together reduce or wait in one of their own.
     reserved_over_allocated: float
     expandable_segments: bool
     """The allocator can lengthen its segments."""

@@ -221,7 +221,7 @@ class Composition:
         memory, stages = given.memory_of(case), given.stages
         reserved, workspace = reserved_of(case.stack, stages, memory), case.workspace_at(given.sizes.tp)
         pool = (reserved, peak_of(stages, memory))
-        shown, required = device_bytes(case.stack, case.cluster.device, given.sizes, pool, workspace)
+        shown, required = device_bytes(case.stack, case.cluster, given.sizes, pool, workspace)
         return hosted_of(stages, memory), paged_of(stages, memory), shown, required
 
     @cached_property
@@ -263,7 +263,7 @@ class Composition:
         stages = self._flat.stages
         pool = (reserved_of(case.stack, stages, least), peak_of(stages, least))
         workspace = case.workspace_at(self._flat.sizes.tp)
-        return device_bytes(case.stack, case.cluster.device, self._flat.sizes, pool, workspace)[1]
+        return device_bytes(case.stack, case.cluster, self._flat.sizes, pool, workspace)[1]
 
     @cached_property
     def whole(self) -> Program:

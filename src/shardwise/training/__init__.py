@@ -10,6 +10,7 @@ from shardwise.training._assumed import EQUAL_ROLLOUTS, ROLLOUTS_LEFT_OUT, state
 from shardwise.training._blocks import BlockCost, ColumnPrices, KnownPrices, checkpoints
 from shardwise.training._case import TrainingCase, TrainingOptions, stages_of
 from shardwise.training._changes import Change
+from shardwise.training._communicators import outside_bytes
 from shardwise.training._evaluate import (
     Evaluation,
     PricedBlocks,
@@ -27,7 +28,7 @@ from shardwise.training._evaluate import (
     step_of,
     tables_apart,
 )
-from shardwise.training._framework_bytes import device_bytes, moved_pages, outside_bytes, reserved_bytes, resident_pages
+from shardwise.training._framework_bytes import device_bytes, moved_pages, reserved_bytes, resident_pages
 from shardwise.training._fsdp_units import padded
 from shardwise.training._headlines import Generation, Phase, Verdict, with_values
 from shardwise.training._ledger import PartLedger, ledger_of

@@ -322,7 +322,7 @@ def evaluate(
     memory = memory_of(case, sizes, parts, stages)
     reserved, paged, peak = reserved_of(case.stack, stages, memory), paged_of(stages, memory), peak_of(stages, memory)
     chip, workspace = case.cluster.device, case.workspace_at(sizes.tp)
-    device, required = device_bytes(case.stack, chip, sizes, (reserved, peak), workspace)
+    device, required = device_bytes(case.stack, case.cluster, sizes, (reserved, peak), workspace)
     room = chip.usable_memory_bytes
     moved = moved_pages(paged, device, room)
     job = step_job(case, parts, send_of(case, machine, sizes, tables.boundary_bytes))

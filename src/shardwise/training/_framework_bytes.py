@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.hardware import Device
+from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.plans import Stack
+from shardwise.training._communicators import outside_bytes
 from shardwise.training._parts import InFlight, ModelBlocks, Recipe, StageMemory, categorized
 from shardwise.training._sizes import PlanSizes, micro_batches_a_run
 from shardwise.training._stages import Stages
@@ -295,15 +296,8 @@ def moved_pages(paged: X, other_bytes: X, room: float) -> X:
     return above(paged - resident_pages(paged, other_bytes, room), 0, paged, 0 * paged)
 
 
-def outside_bytes(stack: Stack, device: Device, sizes: PlanSizes[X]) -> X:
-    """Return the bytes that a device shows beside what the allocator holds: context, communicators and what is told."""
-    axes = total(above(axis, 1, 1, 0) for axis in (sizes.tp, sizes.tp2, sizes.cp, sizes.pp, sizes.dp, sizes.ep))
-    stated = stack.settings.misc_bytes + stack.settings.rollout_beside_bytes
-    return axes * stack.communicator_bytes + (stack.context_bytes(device) + stated)
-
-
 def device_bytes(
-    stack: Stack, device: Device, sizes: PlanSizes[X], pool: tuple[X, X], workspace: X | float
+    stack: Stack, cluster: Cluster, sizes: PlanSizes[X], pool: tuple[X, X], workspace: X | float
 ) -> tuple[X, X]:
     """Return the bytes that a device shows, and those of them that it has to have.
 
@@ -313,6 +307,6 @@ def device_bytes(
     """
     reserved, peak = pool
     over = stack.reserved_over_allocated
-    outside = outside_bytes(stack, device, sizes) + workspace * over
+    outside = outside_bytes(stack, cluster, sizes) + workspace * over
     required = peak * over + outside
-    return minimum(reserved + outside, maximum(required, device.usable_memory_bytes)), required
+    return minimum(reserved + outside, maximum(required, cluster.device.usable_memory_bytes)), required

@@ -21,8 +21,9 @@ from shardwise.training import _headlines
 from shardwise.training._assumed import stated
 from shardwise.training._case import TrainingCase, TrainingOptions, stages_of
 from shardwise.training._changes import Change, changes_of, least_recompute, likely, settled
+from shardwise.training._communicators import outside_bytes
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, hosted_of, memory_of
-from shardwise.training._framework_bytes import outside_bytes, reserved_bytes
+from shardwise.training._framework_bytes import reserved_bytes
 from shardwise.training._parts import StageMemory
 from shardwise.training._resolve import Question, complete
 from shardwise.training._savers import MemorySaver, proposals, savers_of, surprises_of
@@ -95,8 +96,7 @@ class TrainReport(Card):
     @property
     def reserved_bytes(self) -> float:
         """What the caching allocator holds from the driver (torch.cuda.max_memory_reserved)."""
-        case, its = self.case, self.evaluation
-        return its.needed - outside_bytes(case.stack, case.cluster.device, its.sizes)
+        return self.evaluation.needed - outside_bytes(self.case.stack, self.case.cluster, self.evaluation.sizes)
 
     @property
     def device_bytes(self) -> float:
