@@ -292,6 +292,7 @@ def test_public_names() -> None:
         "offers",
         "other_names",
         "part_of",
+        "peer_bytes",
         "says_how_many",
     ]
 

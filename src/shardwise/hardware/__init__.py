@@ -2,7 +2,7 @@
 
 from shardwise.hardware._catalogue import Lookup, device_names, device_to_toml, find_device, load_device, other_names
 from shardwise.hardware._clouds import COMMITMENTS, Offer, find_rented, offers
-from shardwise.hardware._context import context_bytes
+from shardwise.hardware._context import context_bytes, peer_bytes
 from shardwise.hardware._device import Device, Fact, Tier, find_link
 from shardwise.hardware._parse import (
     OVERRIDES,

@@ -330,6 +330,7 @@ class Link(Sourced):
     latency_seconds: float
     board_links: int = 0
     board_links_a_rank: float = 0.0
+    lane_bytes_per_second: float = 0.0  # One of the links of a device behind a switch, in one direction.
     torus: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
     """Axes of the torus of each device, and the devices from which on its axes are rings."""
     packages: tuple[str, ...] = ()
