@@ -27,6 +27,8 @@ class LogitLoss:
     """Further bytes where ranks share the vocabulary."""
     in_place: bool = False
     """The gradient overwrites the logits; only that of the head's input stands beside it."""
+    answer: int = 0
+    """Of what backward starts with, those of the answer that the loop holds until the next pass's."""
     pieces: int = 1
     """Pieces of the logits that are taken one by one, each with its gradient."""
 
@@ -38,11 +40,11 @@ LOGIT_LOSSES: Mapping[str, LogitLoss] = MappingProxyType({
     # torch/distributed/tensor/parallel/loss.py).
     "eager": LogitLoss(traffic=(18, 22), backward=8, gradient=False, shared=4),
     # The same where the loop holds the fp32 logits through backward: torchtitan until commit of pull 391 (2024-06).
-    "eager-kept": LogitLoss(traffic=(18, 22), backward=12, gradient=False, shared=4),
+    "eager-kept": LogitLoss(traffic=(18, 22), backward=12, gradient=False, shared=4, answer=4),
     # transformers before 4.46 under its Trainer: of a shifted copy of the fp32 logits, held until backward.
     "eager-copied": LogitLoss(traffic=(30, 34), backward=8, gradient=False),
     # The same where the loop holds the answer through backward.
-    "eager-shifted": LogitLoss(traffic=(30, 34), backward=12, gradient=False),
+    "eager-shifted": LogitLoss(traffic=(30, 34), backward=12, gradient=False, answer=4),
     # transformers 4.46 to 4.48: forward ends with the 16-bit logits, their fp32 copy, a shifted copy of that and its
     # log-softmax, 14 in all, which backward never has again.
     "eager-held": LogitLoss(traffic=(30, 34), backward=10, gradient=False),
@@ -52,7 +54,7 @@ LOGIT_LOSSES: Mapping[str, LogitLoss] = MappingProxyType({
     # The 16-bit logits as they are.
     "eager-narrow": LogitLoss(traffic=(6, 8), kept=0, backward=4, gradient=False),
     # The same where the loop holds them through backward.
-    "eager-narrow-kept": LogitLoss(traffic=(6, 8), kept=0, backward=6, gradient=False),
+    "eager-narrow-kept": LogitLoss(traffic=(6, 8), kept=0, backward=6, gradient=False, answer=2),
     # modeling_qwen.py of 2023: a copy of them without the last token, which is gone before backward.
     "eager-narrow-shifted": LogitLoss(traffic=(10, 14), kept=0, backward=4, gradient=False),
     # Megatron's core/tensor_parallel/cross_entropy.py until 2022-09 and since commit 9634c0e (2024-06-13): the fp32

@@ -108,10 +108,10 @@ class Stack:
     """Recompute ends at the last saved tensor."""
     checkpoint_reenters: Literal["", "always", "sft", "but fsdp", "but replicas", "zero3 adapters"]
     """Where the whole unit of a checkpoint runs again all the same (`TrainingCase.reenters`)."""
-    checkpoint_prunes: bool
-    """What no gradient reads is not run again, as compilers see."""
-    checkpoint_halves: bool
-    """Full recompute is of attention and of the feed-forward, each a unit of its own."""
+    checkpoint_prunes: bool  # What no gradient reads is not run again, as compilers see.
+    checkpoint_halves: bool  # Full recompute is of attention and of the feed-forward, each a unit of its own.
+    answer: Literal["", "cache", "logits", "held"]
+    """What a pass gives out beside a loss: keys and values of all layers until then, logits or both until the next."""
     checkpoint_predictions: bool
     """Layers of multi-token prediction run again as the model's do, where all of these do."""
     recompute_steps: tuple[tuple[str, ...], ...]

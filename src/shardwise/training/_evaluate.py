@@ -17,7 +17,7 @@ from shardwise.plans import DEGREES, Stack, find_rules, find_scaling, with_loss_
 from shardwise.plans.fields import PLAN
 from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost, KnownPrices, WrittenBlocks, fold
-from shardwise.training._buffers import gather_buffer, rotary_buffers
+from shardwise.training._buffers import answer_logits, gather_buffer, returned_caches, rotary_buffers
 from shardwise.training._case import TrainingCase
 from shardwise.training._framework_bytes import device_bytes, moved_pages, reserved_bytes, resident_pages
 from shardwise.training._fsdp_units import padded
@@ -106,19 +106,22 @@ def parts_of(
             gradient_shapes=gradient_shapes(lines.ops) if case.shapes_gradients else {},
         )
 
+    loss = folded(written.loss)
     tables = [w for o in written.embedding.ops for w in o.weights if w.role == "embedding"]
     return ModelBlocks(
         stream_bytes=y.residual("stream", model.hidden, "").size_bytes,
         kinds=tuple(map(folded, written.kinds)),
         embedding=folded(written.embedding),
         head=folded(written.head),
-        loss=folded(written.loss),
+        loss=loss,
+        answer=answer_logits(case, y, loss.kept_bytes),
         table=total((w.elements for w in tables if w.trainable), 0 * y.tokens),
         frozen_table=total((w.stored_bytes for w in tables if not w.trainable), 0 * y.tokens),
         shared=shared_of(case, y),
         gather_buffer=gather_buffer(case, y),
         mask=ledgers.attention_masks(y, model),
         rotary=rotary_buffers(case, y),
+        caches=returned_caches(case, y),
         shared_table=model.embedding and bool(model.tied or model.mtp),
     )
 

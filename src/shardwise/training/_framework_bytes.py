@@ -13,7 +13,7 @@ from shardwise.ledger.number import X, above, divide, largest, maximum, minimum,
 from shardwise.ledger.traced import named
 from shardwise.plans import Stack
 from shardwise.training._communicators import outside_bytes
-from shardwise.training._parts import InFlight, ModelBlocks, Recipe, StageMemory, categorized
+from shardwise.training._parts import InFlight, MemoryMoment, ModelBlocks, Recipe, StageMemory, categorized
 from shardwise.training._sizes import PlanSizes, micro_batches_a_run
 from shardwise.training._stages import Stages
 from shardwise.training._trained import TrainedShare, largest_layer
@@ -261,6 +261,28 @@ def stage_buffers(
     ahead = above(stage.embeds, 0, zero, one * maximum(num_micro - depth.own, 0))
     behind = above(stage.heads, 0, zero, one * (num_micro + depth.own))
     return named(above(sizes.pp, 1, ahead + behind, zero), "buffers between stages")
+
+
+def with_answers(
+    recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X], moments: dict[MemoryMoment, tuple[X, X]]
+) -> dict[MemoryMoment, tuple[X, X]]:
+    """Return the moments of a step with what its forward pass gives out: logits, and keys and values (`caches`).
+
+    They end with the pass, or last until the variable that holds the answer takes the next pass's, beside which they
+    are at its end; the loss has its logits already. Layers that do not run again save the keys and values of their own
+    pass anyway.
+    """
+    zero, lasts = 0 * stage.count, recipe.stack.answer == "held"
+    if not recipe.stack.answer:
+        return moments
+    logits = categorized("logits", stage.heads * parts.answer, "logits of the answer")
+    layers = [n + m for n, m in zip(stage.layers, stage.mirrored, strict=True)]
+    caches = [n * one for n, one in zip(layers, parts.caches, strict=True)]
+    again = [above(k.dropped_bytes, 0, one, zero) for k, one in zip(parts.kinds, caches, strict=True)]
+    new = categorized("activations", total(again, zero), "keys and values that layers give out")
+    old = categorized("activations", lasts * total(caches, zero), "keys and values of the last pass")
+    more = {"forward": logits + old + new, "loss": old + new, "backward": logits + lasts * new}
+    return {name: (fixed, moving + more.get(name, logits + old)) for name, (fixed, moving) in moments.items()}
 
 
 def update_bytes(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X], biggest: X) -> X:

@@ -29,6 +29,7 @@ from shardwise.training._framework_bytes import (
     update_bytes,
     whole_table,
     widened_bytes,
+    with_answers,
 )
 from shardwise.training._fsdp_units import (
     GatheredWeights,
@@ -204,9 +205,8 @@ def stage_memory(
         optimizer = categorized("optimizer", optimizer - paged, "optimizer state beside its pages")
     home = placed(recipe, sizes, parts, stage, (weights, gradients, optimizer), in_flight_bytes(parts, stage, depth))
     weights, gradients, optimizer = home.weights, home.gradients, home.optimizer
-    gathered = categorized(
-        "buffers", above(stage.heads, 0, parts.gather_buffer, 0 * stage.count), "gathered input of the head"
-    )
+    gathered = above(stage.heads, 0, parts.gather_buffer, 0 * stage.count)
+    gathered = categorized("buffers", gathered, "gathered input of the head")
     buffers = module_buffers(recipe, parts, stage) + gathered + stage_buffers(recipe, sizes, parts, stage, depth)
     hosted, none = recipe.offloads("optimizer"), 0 * weights
     widened = none if hosted else total(widened_bytes(one.recipe, sizes, one.params) for one in classes)
@@ -219,6 +219,7 @@ def stage_memory(
         for one in classes
     )
     each["optimizer step"] = moment.lasting + gradients, widened + (none if hosted else made)
+    each = with_answers(recipe, parts, stage, each)
     moments = {name: named(fixed + moving, name) for name, (fixed, moving) in each.items()}
     peak, table = named(largest(moments.values()), "peak of the stage"), late_block(recipe, parts, stage)
     block = maximum(stage.heads * parts.loss.kept_bytes, largest_layer(parts, stage, lambda k: k.widest_bytes))
@@ -283,9 +284,8 @@ def fragmented_bytes(
         for name, value in totals.items()
     ]
     parts_in_compute = in_compute(recipe, parts)
-    unit, _ = layer_units(recipe, parts_in_compute, stage)
-    ends = maximum(*end_units(recipe, parts_in_compute, stage))
-    gathered = recipe.precision.activation_bytes * ends + recipe.unit_bytes * unit
+    (unit, _), ends = layer_units(recipe, parts_in_compute, stage), end_units(recipe, parts_in_compute, stage)
+    gathered = recipe.precision.activation_bytes * maximum(*ends) + recipe.unit_bytes * unit
     return named(largest(others) + moment.gradients + gathered + coming, "peak of the pools")
 
 

@@ -159,8 +159,7 @@ MemoryMoment: TypeAlias = Literal[  # of a step, at which a stage may be at its 
 
 def categorized(category: MemoryCategory, size_bytes: X, name: str, source: str = "") -> X:
     """Return bytes under a name, of a category of memory."""
-    size = named(size_bytes, name, source)
-    if isinstance(size, Traced):
+    if isinstance(size := named(size_bytes, name, source), Traced):
         size.category = category
     return size
 
@@ -185,19 +184,22 @@ class ModelBlocks(Generic[X]):
     """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them.
 
     `stream_bytes` is one tensor of the residual stream. `shared_table`: the last stage needs the input table too, as
-    its head or for multi-token prediction. `gather_buffer` holds the whole input of a split head, `mask` is attention's
-    where all layers share it, `rotary` what a layer of each kind holds of all positions.
+    its head or for multi-token prediction. `gather_buffer` holds the input of a split head, `mask` attention's where
+    layers share it, `rotary` what a layer of each kind holds of all positions, `caches` the keys and values it returns,
+    `answer` the logits that a loop holds.
     """
 
     kinds: tuple[BlockCost[X], ...]
     embedding: BlockCost[X]
     head: BlockCost[X]
     loss: BlockCost[X]
+    answer: X
     stream_bytes: X
     table: X
     gather_buffer: X
     mask: X
     rotary: tuple[X, ...]
+    caches: tuple[X, ...]
     shared_table: bool = False
     shared: tuple[SharedWeights[X], ...] = ()
     frozen_table: X | float = 0
@@ -205,12 +207,8 @@ class ModelBlocks(Generic[X]):
     def with_elements(self, own: Callable[[BlockCost[X] | SharedWeights[X]], ParameterCounts[X]]) -> ModelBlocks[X]:
         """Return the blocks with other parameters."""
         ends: dict[str, Any] = {name: replace(one, elements=own(one)) for name, one in self.ends.items()}
-        return replace(
-            self,
-            kinds=tuple(replace(k, elements=own(k)) for k in self.kinds),
-            shared=tuple(replace(one, elements=own(one)) for one in self.shared),
-            **ends,
-        )
+        kinds = tuple(replace(k, elements=own(k)) for k in self.kinds)
+        return replace(self, kinds=kinds, shared=tuple(replace(one, elements=own(one)) for one in self.shared), **ends)
 
     @property
     def ends(self) -> dict[str, BlockCost[X]]:
