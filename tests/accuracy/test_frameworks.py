@@ -279,6 +279,8 @@ def test_an_unknown_framework_is_not_known() -> None:
         ("megatron-2021", "fp16", "fp16-grads16"),
         ("oneflow", "fp16", "fp16-grads16"),
         ("megatron-2021", "bf16", ""),
+        ("deepspeed", "fp16", "fp16-grads16"),
+        ("deepspeed", "bf16", "bf16-grads16"),
         ("megatron-scores", "fp16", "fp16"),
     ],
 )

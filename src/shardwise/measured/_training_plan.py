@@ -338,11 +338,9 @@ def precision_of(record: Record, stack: str, rates: set[str], table: Table) -> s
     if is_tuned(record):
         return tuned_precision_of(record, dtype, rates)
     weights, gradients = record.text("param_dtype"), record.text("grad_dtype")
-    if (
-        not gradients
-        and has_default(table, stack, "narrow_gradients")
-        and find_stack(stack).precision == f"{dtype}-grads16"
-    ):
+    own = find_stack(stack).precision
+    narrow = own == f"{dtype}-grads16" or (own, dtype) == ("bf16-grads16", "fp16")
+    if not gradients and narrow and has_default(table, stack, "narrow_gradients"):
         gradients = dtype
     if weights == "fp32" and dtype == "bf16":
         return "amp-bf16"
