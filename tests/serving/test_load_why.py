@@ -239,7 +239,7 @@ def test_rules_that_no_replica_can_follow_are_refused(words: tuple[str, ...], fi
 
 def test_a_deployment_that_does_not_fit_says_what_would() -> None:
     """The nearest change stands below the verdict, as it does for a batch."""
-    done = run("serve", "llama-3.1-70b", "--on", "8xh100", "--rate", "1")
+    done = run("serve", "llama-3.1-70b", "--on", "8xh100", "--rate", "1", "--tp", "1")
     assert done.status == 1 and "nearest change that fits: --tp 8" in " ".join(done.out.split())
 
 

@@ -220,9 +220,9 @@ class Array(Operators):
         """Return sums along an axis, or of all."""
         return self._folded(sum, axis)
 
-    def mean(self, axis: int | None = None) -> Any:
+    def mean(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """Return means along an axis, or of all."""
-        return self._folded(_mean, axis)
+        return self._folded(_mean, axis, keepdims)
 
     def var(self, axis: int | None = None) -> Any:
         """Return variances along an axis, or of all."""
