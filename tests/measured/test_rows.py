@@ -494,6 +494,16 @@ def test_metrics_of_a_run_of_training_are_figures_of_one_report(tmp_path: Path) 
     assert own["flops_per_second_per_gpu"] == pytest.approx(rate * 27.5e9)
 
 
+def test_the_median_over_micro_batches_is_of_one_that_no_update_follows(tmp_path: Path) -> None:
+    """Of two micro-batches, or on the mean, the update is shared by all."""
+    row = {**TRAINING, "metric": "micro_step_time", "value": "1", "num_gpus": "8", "micro_batch": "1"}
+    median = {"notes": "median over micro-batches, of which each fourth updates"}
+    for batches, apart in ((4, True), (2, False)):
+        one = {**row, "dp": "8", "global_batch": f"{8 * batches}"}
+        mean, found = only(tmp_path, one).predicted, only(tmp_path, {**one, **median}).predicted
+        assert (found < 0.999 * mean) == apart and found <= mean
+
+
 def test_kinds_of_memory_lie_within_each_other(tmp_path: Path) -> None:
     """Tensors, what the allocator reserves and what the device shows; ends of a pipeline; and what stays of a step."""
     row = {**TRAINING, "metric": "peak_memory", "value": "5e10", "num_gpus": "16", "dp": "8", "pp": "2"}
