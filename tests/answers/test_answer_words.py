@@ -43,7 +43,7 @@ _TUNED = "train llama-3.1-8b --on 8xh100-sxm-80gb --global-batch 32 --method"
         ),
         (
             "plan train llama-3.1-405b --on 64xh100-sxm-80gb --global-batch 256 --seq-len 8192",
-            "fits (53.39 GiB), equally fast",
+            "fits (53.80 GiB), equally fast",
             "0.0% quicker",
         ),
         ("serve llama-3.1-8b --on h100-sxm-80gb --rate 9 --p99-ttft 5ms", "then; none is enough", "devices: keeps"),
