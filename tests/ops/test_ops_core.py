@@ -14,6 +14,7 @@ from shardwise.ops.core import (
     AttentionMask,
     attended_pairs,
     cache_traffic,
+    chunks_at_once,
     context_messages,
     merged_outputs,
     read_tokens,
@@ -146,6 +147,64 @@ def test_chunks_are_merged_as_torch_does(stack: str, sent: int, cp: int, kind: s
     keys = 2 * elements * sent
     assert sum(c.size_bytes * c.count for c in ahead) == 2 * keys * (cp if kind == "all-gather" else cp - 1)
     assert sum(c.size_bytes * c.count for c in back[1:]) == 4 * keys * cp
+
+
+def _most_at_once(cp: int, gathers: bool, out: int, keys: int, expanded: int) -> int:
+    """The most bytes that torch's two loops hold on the last rank, tensor by tensor, of so many elements."""
+    held: dict[str, int] = {}
+    most = []
+
+    def make(**tensors: int) -> None:
+        held.update(tensors)
+        most.append(sum(held.values()))
+
+    def send(step: int) -> None:
+        if step < cp - 1:
+            held["last"] = 0 if gathers else held.get("arriving", 0)
+            make(joined=2 * keys)
+            make(**{"gathered" if gathers else "arriving": 2 * keys * (cp if gathers else 1)})
+
+    kept = 2 * out
+    for step in range(cp):
+        send(step)
+        make(chunk=2 * out, wide=4 * out)
+        if step:
+            make(difference=4 * out, product=4 * out)
+            del held["difference"]
+            make(merged_anew=4 * out)
+            held["merged"] = held.pop("merged_anew")
+            del held["product"]
+        else:
+            held["merged"] = held.pop("wide")
+    ahead, most = max(most) - kept, []
+    held = {"gradient": 2 * out, "queries": 4 * out, "sums": 4 * keys}
+    for step in range(cp):
+        send(step)
+        part = 2 if step else 1
+        make(own=2 * out, accumulated=4 * out, keys=2 * keys // part, expanded=2 * expanded // part)
+        del held["accumulated"], held["expanded"]
+        if step:
+            held["sums"] = 4 * keys
+        make(sent=4 * keys, received=4 * keys)
+        del held["own"], held["keys"]
+    return max(ahead, *most)
+
+
+@pytest.mark.parametrize("kind", ["ring", "all-gather"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("cp", [4, 8])
+def test_rings_hold_what_torch_does(cp: int, kv_heads: int, kind: str) -> None:
+    """Chunks, sums in fp32 and keys of all ranks stand beside each other as in torch's loops."""
+    y, core = (
+        layout(stack="accelerate", cp=cp, cp_kind=kind),
+        AttentionCore(heads=8, kv_heads=kv_heads, key_dim=16, value_dim=16),
+    )
+    elements = 2 * 64 // cp * 16
+    expanded = 2 * elements * 8 if kv_heads < 8 else 0
+    expected = _most_at_once(cp, kind == "all-gather", elements * 8, 2 * elements * kv_heads, expanded)
+    assert chunks_at_once(y, core) == expected
+    (op,) = merged_outputs(y, core)
+    assert op.late_bytes == expected
 
 
 @pytest.mark.parametrize(("stack", "cp"), [("fsdp2", 1), ("megatron", 4)])

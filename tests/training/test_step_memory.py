@@ -216,3 +216,24 @@ def test_stages_set_nothing_aside_for_micro_batches_to_come(stack: str, schedule
         for n in (8, 256)
     )
     assert many == few
+
+
+@pytest.mark.parametrize(("intermediate", "rings_decide"), [(3072, True), (32768, False)])
+def test_a_ring_works_where_the_feed_forward_was(intermediate: int, rings_decide: bool) -> None:
+    """Backward of PyTorch's ring takes what a wide feed-forward has freed, beside a narrow one its own blocks.
+
+    Gathering all keys and values holds cp - 2 chunks of them more than rotating.
+    """
+    config = {
+        "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": intermediate, "num_hidden_layers": 4,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 1024,
+        "max_position_embeddings": 40960, "tie_word_embeddings": True,
+    }  # fmt: skip
+    tokens, cp = 524288, 8
+    plan = Plan(cp=cp, sharding="fsdp", recompute="full", micro_batch=1)
+    model, cluster = model_from_config(config, name="narrow or wide"), Cluster.parse("8xh200-sxm-141gb")
+    job, options = Training(seq_len=tokens, global_batch=1), TrainingOptions(stack=find_stack("accelerate"))
+    kinds = (plan, replace(plan, cp_kind="all-gather"))
+    turning, gathering = (train(model, cluster, each, job, options).allocated_bytes for each in kinds)
+    chunk = 2 * tokens // cp * 2 * 8 * 128
+    assert gathering - turning == (rings_decide and (cp - 2) * chunk)

@@ -139,7 +139,8 @@ class Op(Generic[X]):
     pass to make 16 bits of weights that are stored in fewer, beside which `decoding_flops` run on vector units.
     `row_blocks` are blocks of threads that a pass starts, one for each row of a norm, however short; 0 where kernels
     share them out otherwise. `context` are the tokens of a sequence, those that a window leaves out among them. `casts`
-    are the passes of a narrow GEMM before which a kernel of its own casts what enters it.
+    are the passes of a narrow GEMM before which a kernel of its own casts what enters it. `late_bytes` are those that
+    are held at once when what operators behind it alone keep is freed, `transient_bytes` whatever is kept.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Op(Generic[X]):
     decoding_flops: X | float = 0
     dtype: str = ""
     transient_bytes: X | float = 0
+    late_bytes: X | float = 0
     batch: X | float = 1
     context: X | float = 0
     model_flops: X | float = 0

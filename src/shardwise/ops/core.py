@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Generic
 
-from shardwise.ledger.number import X, above, ceil, divide, is_plain, minimum
+from shardwise.ledger.number import X, above, ceil, divide, is_plain, maximum, minimum
 from shardwise.ledger.op import Collective, GroupAxis, Op, Tensor
 from shardwise.ops.layout import Layout, memory_op
 from shardwise.records import dataclass, replace
@@ -277,7 +277,29 @@ def merged_outputs(y: Layout[X], core: AttentionCore[X]) -> tuple[Op[X], ...]:
     of_keys = 4 + (8 + a) + more * ((8 + a) / 2 + 8) + 8 * cp + 2 * a * more + 4 + a
     moved = (above(cp, 1, n, 0 * n) for n in (ahead, queries * of_queries + keys * of_keys))
     # Forward: 2 casts, 2 copies that join, 4 kernels of outputs, 4 of their normalisers; backward about as many.
-    return (memory_op(y, "chunks", CORE, tuple(moved), kernels=12 * more, role="steps"),)  # type: ignore[arg-type]
+    most = above(cp, 1, chunks_at_once(y, core), 0 * ahead)
+    return (memory_op(y, "chunks", CORE, tuple(moved), kernels=12 * more, role="steps",  # type: ignore[arg-type]
+                      late_bytes=most),)  # fmt: skip
+
+
+def chunks_at_once(y: Layout[X], core: AttentionCore[X]) -> X:
+    """Return the bytes that a ring of PyTorch holds at once beside what the kernel keeps.
+
+    Forward: keys and values joined, those of all ranks where they are gathered, else the ones that arrive and the last;
+    the merged output and a chunk's in fp32, its own, a product and the new one. Backward: the output's gradient, those
+    of queries in fp32, a chunk's and the kernel's own in fp32 (aten native/transformers/cuda/flash_attn/flash_api.cpp
+    mha_bwd, which also writes keys' and values' for each head of queries), and those of keys and values: first in fp32
+    beside a whole chunk's, later summed, sent and received in fp32 beside half a chunk's.
+    Source: torch distributed/tensor/experimental/_attention.py _SDPAMerger, _templated_ring_attention_backward.
+    """
+    a, sent, gathers = y.a, sent_heads(y, core), y.choices.cp_kind == "all-gather"
+    out, queries = (y.tokens * core.heads * width for width in (core.value_dim, core.key_dim))
+    keys = y.tokens * sent * core.dims
+    each = a * (keys + above(core.heads, sent, y.tokens * core.heads * core.dims, 0 * keys))
+    joined = a * keys * (1 + (y.degrees.cp if gathers else 1))
+    later = joined if gathers else joined + a * keys
+    back = maximum(joined + 4 * keys + each, later + 3 * 4 * keys + each / 2)
+    return maximum(later + (4 + 4 + a + 4 + 4 - a) * out, a * out + (4 + a + 4) * queries + back)
 
 
 def core_output(y: Layout[X], core: AttentionCore[X]) -> Tensor[X]:

@@ -26,7 +26,7 @@ from shardwise.ops.overlap import (
     slowed_passes,
 )
 from shardwise.records import dataclass
-from shardwise.training._made import gradients_beside, widest_bytes, working_bytes
+from shardwise.training._made import gradients_beside, late_bytes, widest_bytes, working_bytes
 from shardwise.training._weights import FrozenWeights, ParameterCounts, elements, frozen_weights, narrow_elements
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
@@ -285,6 +285,7 @@ def contents_of(ops: _Ops[X], zero: X) -> BlockContents[X]:
     made = [
         *(named(zero + o.output_bytes, f"output of {o.name}") for o in ops),
         *(zero + o.transient_bytes for o in ops),
+        *late_bytes(ops, zero),
     ]
     return BlockContents(
         transient_bytes=largest([zero, *made]),

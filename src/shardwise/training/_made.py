@@ -56,3 +56,12 @@ def _is_frozen(behind: Sequence[Op[X]]) -> bool:
     if not behind or behind[0].kind != "matmul" or any(w.packed for w in behind[0].weights):
         return False
     return not any(trains(op) for op in behind if op.region == behind[0].region)
+
+
+def late_bytes(ops: Sequence[Op[X]], zero: X) -> Iterator[X]:
+    """Yield the bytes that an operator holds at once beyond those that the ones behind it have freed by then."""
+    for i, op in enumerate(ops):
+        if type(op.late_bytes) is not int or op.late_bytes:
+            before = {tensor.name for earlier in ops[:i] for tensor in earlier.saves}
+            behind = {t.name: t.size_bytes for later in ops[i:] for t in later.saves if t.name not in before}
+            yield maximum(zero + op.late_bytes - total(behind.values(), zero), zero)
