@@ -16,6 +16,7 @@ from shardwise.ops.core import (
     cache_traffic,
     chunks_at_once,
     context_messages,
+    exchange_copies,
     merged_outputs,
     read_tokens,
 )
@@ -205,6 +206,19 @@ def test_rings_hold_what_torch_does(cp: int, kv_heads: int, kind: str) -> None:
     assert chunks_at_once(y, core) == expected
     (op,) = merged_outputs(y, core)
     assert op.late_bytes == expected
+
+
+@pytest.mark.parametrize(("cp", "sent"), [(1, 2), (2, 2), (4, 4), (8, 8)])
+def test_an_exchange_brings_every_rank_a_head_of_keys(cp: int, sent: int) -> None:
+    """Ranks beyond the heads of keys and values get copies: two heads are sent as four to four ranks."""
+    y, core = (
+        layout(stack="deepspeed", cp=cp, cp_kind="all-to-all"),
+        AttentionCore(heads=8, kv_heads=2, key_dim=16, value_dim=16),
+    )
+    (first, _), _ = context_messages(y, core)
+    assert first.size_bytes == 2 * (2 * 64 // cp) * (8 * 16 + sent * (16 + 16))
+    (copies,) = exchange_copies(y, core)
+    assert copies.forward_bytes == (cp > 1) * 4 * 2 * (2 * 64 // cp) * (8 * 32 + sent * 32)
 
 
 @pytest.mark.parametrize(("stack", "cp"), [("fsdp2", 1), ("megatron", 4)])

@@ -231,9 +231,17 @@ def _rotated(y: Layout[X], size: X, at: tuple[X, X]) -> tuple[tuple[Collective[X
     return (keys,), (keys, wide, replace(wide, count=minimum(steps, 1), hides="exposed"))
 
 
+def exchanged_heads(y: Layout[X], core: AttentionCore[X]) -> X:
+    """Return the heads of keys and values that an all-to-all sends: repeated until every rank gets one.
+
+    DeepSpeed runtime/sequence_parallel/ulysses_sp.py kv_replication_factor; verl models/transformers/monkey_patch.py.
+    """
+    return maximum(core.kv_heads, y.degrees.cp)
+
+
 def _exchanged(y: Layout[X], core: AttentionCore[X]) -> tuple[Collective[X], ...]:
     sides = (
-        ("queries, keys, values", core.heads * core.key_dim + core.kv_heads * core.dims),
+        ("queries, keys, values", core.heads * core.key_dim + exchanged_heads(y, core) * core.dims),
         ("output", core.heads * core.value_dim),
     )
     return tuple(
@@ -252,7 +260,7 @@ def exchange_copies(y: Layout[X], core: AttentionCore[X]) -> tuple[Op[X], ...]:
     """
     if y.choices.cp_kind != "all-to-all" or y.choices.layout == "summa" or y.work.phase != "train":
         return ()
-    sent = y.a * y.tokens * (core.heads * (core.key_dim + core.value_dim) + core.kv_heads * core.dims)
+    sent = y.a * y.tokens * (core.heads * (core.key_dim + core.value_dim) + exchanged_heads(y, core) * core.dims)
     moved, copies = (above(y.degrees.cp, 1, n + 0 * sent, 0 * sent) for n in (4 * sent, 8))
     return (memory_op(y, "exchange", CORE, (moved, moved), kernels=copies),)
 
