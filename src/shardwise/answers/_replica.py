@@ -8,7 +8,7 @@ from shardwise.answers._inputs import Inputs
 from shardwise.cost import WANTED_CHANCE
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
-from shardwise.plans import DEGREES, Plan
+from shardwise.plans import DEGREES, Plan, divisors
 from shardwise.records import replace
 from shardwise.serving import InferReport
 
@@ -28,16 +28,17 @@ def splits_are_said(inputs: Inputs) -> bool:
 
 
 def _wider(plan: Plan, cluster: Cluster, staged: bool) -> Iterator[Plan]:
-    """Yield plans of replicas of 2, 4, 8 and more devices that fill the cluster: by tp alone, or with stages too.
+    """Yield plans of wider replicas that fill the cluster, the smallest first: by tp alone, or with stages too.
 
-    tp stays within the fastest links, and the widest comes first beside stages.
+    Replicas that share a node evenly or take whole nodes come before those that straddle nodes. tp stays within the
+    fastest links, and the widest comes first beside stages.
     """
-    count, size, domain = cluster.num_devices, 2, cluster.tiers[0].size
-    while count % size == 0:
-        for tp in (size >> i for i in range(size.bit_length())) if staged else (size,):
-            if tp <= domain and (tp < size) == staged:
+    domain = cluster.tiers[0].size
+    sizes = sorted(divisors(cluster.num_devices)[1:], key=lambda n: (bool(n % domain and domain % n), n))
+    for size in sizes:
+        for tp in divisors(size)[::-1] if staged else (size,):
+            if domain % tp == 0 and (tp < size) == staged:
                 yield replace(plan, tp=tp, pp=size // tp, dp=0, etp=1)
-        size *= 2
 
 
 def fewest_devices(inputs: Inputs, report: InferReport, cluster: Cluster, at: Callable[[Plan], InferReport]) -> Plan:
