@@ -115,6 +115,20 @@ def test_values_of_one_question_have_one_layout() -> None:
     ] == [True, False]
 
 
+@pytest.mark.parametrize("words", ["llama-3.1-8b --on 4xh100 --input-tokens 1024", "gemma-2-9b --on 4xrtx-4090"])
+def test_the_largest_value_is_of_one_layout(words: str) -> None:
+    """A replica of one device too stays what it is while a value grows, and the line under AGAIN says it."""
+    done = run("infer", *words.split(), "--solve", "batch")
+    largest = int(done.out.split("batch ")[1].split(" is the largest")[0].replace(",", ""))
+    again = shlex.split(done.out.split("AGAIN\n")[1].replace("\\\n", " "))[1:]
+    assert run(*again).status == 0
+    again[again.index("--batch") + 1] = str(largest + 1)
+    assert run(*again).status == 1
+    rows = run("infer", *words.split(), "--vary", f"batch=1,{largest},{largest + 1}", "--json").tree["rows"]
+    assert [row["fits"] for row in rows] == [True, True, False]
+    assert len({row["max_concurrency"] for row in rows}) == 1
+
+
 @pytest.mark.parametrize(
     "words",
     [

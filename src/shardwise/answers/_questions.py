@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -197,16 +197,20 @@ class Questions:
     def _chosen(self) -> tuple[dict[str, object], tuple[str, ...]]:
         """The degrees that were chosen for a served replica where no flag says them, and the notes of it."""
         base = self.at({}) if self.inputs.command == "infer" and not splits_are_said(self.inputs) else None
-        if base is None or base.report is None:
+        if base is None or base.report is None or base.report.plan.num_devices == 1:
             return {}, ()
         notes = tuple(note for note in base.assumed if note.endswith(NOTES))
-        return {axis: getattr(base.report.plan, axis) for axis in ("tp", "pp")} if notes else {}, notes
+        return {axis: getattr(base.report.plan, axis) for axis in ("tp", "pp")}, notes
+
+    def degrees(self, fields: Collection[str]) -> dict[str, object]:
+        """Return the degrees that were chosen, of one device too; none where such fields vary them or the devices."""
+        return {} if {"on", _DEVICES, *SPLITS} & set(fields) else self._chosen[0]
 
     def at(self, values: Mapping[str, object]) -> VaryPoint:
         """Return the answer at some values; all of the same devices lay a replica out as the question itself does."""
         own, degrees = Inputs(command=self.inputs.command), {}
-        if values and not {"on", _DEVICES, *SPLITS} & values.keys():
-            degrees, own.notes = self._chosen[0], list(self._chosen[1])
+        if values and (degrees := self.degrees(values)):
+            own.notes = list(self._chosen[1])
         try:
             read_values({**degrees, **self.raw(values)}, self.command, own)
             take(own)

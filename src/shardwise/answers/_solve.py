@@ -160,7 +160,8 @@ def solved(inputs: Inputs, width: int) -> Answer:
         points_table(made, _near(points, best, field), inputs, (field,))
         if best is not None:
             made.blank()
-            command_lines(made, "AGAIN", again(inputs, {"solve": None, **_typed(questions, field, best)}))
+            found = {**questions.degrees([field]), **_typed(questions, field, best)}
+            command_lines(made, "AGAIN", again(inputs, {"solve": None, **found}))
         return made
 
     def draw() -> Figure:
