@@ -10,10 +10,11 @@ from shardwise.measured._frameworks import engine_of
 from shardwise.measured._record import Record
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
+from shardwise.records import replace
 from shardwise.serving import ServingOptions, engine_names, engine_on, infer
-from shardwise.serving._memory import memory_share
 from shardwise.serving._sizes import sizes_of
-from shardwise.serving.load import limits_of
+from shardwise.serving._static_share import memory_share
+from shardwise.serving.load import limits_of, policy_of
 
 
 @pytest.mark.parametrize(
@@ -191,6 +192,45 @@ def test_the_static_share_of_sglang_follows_the_layout(
     job = Serving(batch=1, input_tokens=64, output_tokens=8, max_sequences=sequences)
     report = infer(Model.load(model), Cluster.parse(cluster), plan, job, ServingOptions(engine="sglang"))
     assert report.memory_share == pytest.approx(share, abs=1.6e-3)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "model", "plan", "guesses", "share"),
+    [
+        # 9.5 GiB and half a one a rank of 81,559 MiB, stages among them.
+        ("1xh100", "llama-3.1-8b", Plan(), 0, 0.874),
+        ("8xh100", "llama-3.1-70b", Plan(tp=8), 0, 0.831),
+        ("8xh100", "llama-3.1-70b", Plan(tp=4, pp=2), 0, 0.831),
+        ("1xh100", "llama-3.1-8b", Plan(), 3, 0.849),
+        # 12 GiB and as much a rank of 143,771 MiB; 4 more with groups of attention, whose ranks are the server's.
+        ("8xh200", "deepseek-v3", Plan(tp=8), 0, 0.886),
+        ("8xh200", "deepseek-v3", Plan(dp=8, ep=8), 0, 0.858),
+        # 2.8 and a tenth a rank of the 24,080 MiB that a driver leaves; 32 whatever the ranks of more than 160 GiB.
+        ("2xrtx-4090", "llama-3.2-1b", Plan(tp=2), 0, 0.872),
+        ("8xb200", "llama-3.1-70b", Plan(tp=8), 0, 0.821),
+    ],
+)  # fmt: skip
+def test_the_static_share_of_sglang_before_0_5_3_is_of_the_memory(
+    cluster: str, model: str, plan: Plan, guesses: int, share: float
+) -> None:
+    """server_args.py of SGLang 0.4.10 and 0.5.2, by hand, as of a release that is asked for."""
+    job = Serving(batch=1, input_tokens=64, output_tokens=8)
+    if guesses:
+        job = replace(job, speculative_method="ngram", num_speculative_tokens=guesses, acceptance_rate=0.5)
+    report = infer(Model.load(model), Cluster.parse(cluster), plan, job, ServingOptions(engine="sglang==0.5.2"))
+    assert report.memory_share == pytest.approx(share, abs=1.6e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("rtx-4090", 2048, 4096), ("a100-sxm-40gb", 8192, 4096), ("h100-sxm-80gb", 8192, 8192),
+     ("b200-sxm-180gb", 16384, 16384)],
+)  # fmt: skip
+def test_sglang_before_0_5_3_cuts_prompts_otherwise(name: str, old: int, new: int) -> None:
+    """2,048 tokens below 35 GiB and 8,192 below 160 in server_args.py of 0.4.10 and 0.5.2, 4,096 to 60 GiB since."""
+    device = find_device(name).device
+    found = [policy_of(engine_on(one, device).name, device, 1, 8192) for one in ("sglang==0.5.2", "sglang")]
+    assert [one.step_tokens for one in found] == [old, new]
 
 
 @pytest.mark.parametrize(("chunk", "share"), [(0, 0.758), (1024, 0.758), (2048, 0.672)])

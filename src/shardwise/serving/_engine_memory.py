@@ -20,6 +20,12 @@ class EngineMemory:
     """What the memory fraction bounds: all but the context, weights and cache, or the cache within what is left."""
     fraction: float
     """The share that it takes by default; 0 where it computes one (`[static_share]`)."""
+    static_below: tuple[tuple[float, float, float], ...] = ()
+    """GiB that it sets aside instead, below so many GiB of the device: of all, and for each rank of a replica."""
+    static_grouped: float = 0.0
+    """GiB more beside groups of attention that share experts."""
+    static_guessing: float = 0.0
+    """GiB more where tokens are guessed."""
     context_bytes: float
     communicator_bytes: float
     sampler_bytes_per_logit: float

@@ -229,6 +229,10 @@ def profile_of(engine: str, device: Device, sequences: int, step_tokens: int) ->
     return replace(own, sequences=sequences or own.sequences, step_tokens=step_tokens)
 
 
+_BY_DEVICE = ("engines", "chunk_by_memory", "chunks", "speculating")
+"""Keys of a row that are no fields of a policy: which engines it is of, and what devices and models decide."""
+
+
 @cache
 def _policy_row(engine: str) -> dict[str, Any]:
     return next(one for one in _table()["policy"] if re.fullmatch(one["engines"], engine))
@@ -243,7 +247,11 @@ def cuts_prompts(engine: str) -> bool:
     return bool(_policy_row(engine)["chunked"])
 
 
-def _chunk(row: dict[str, Any], device: Device) -> int:
+def _chunk(engine: str, device: Device) -> int:
+    row = _policy_row(engine)
+    own = next((rows for one, rows in row.get("chunks", {}).items() if re.fullmatch(one, engine)), ())
+    if own:
+        return int(next(tokens for below, tokens in own if device.usable_memory_bytes < below * 2**30))
     return int(static_row(device)["chunk"] if row.get("chunk_by_memory") else row.get("step_tokens", 0))
 
 
@@ -255,7 +263,7 @@ def step_tokens_of(engine: str, device: Device, context: int) -> int:
     8192
     """
     row = _policy_row(engine)
-    tokens = _chunk(row, device) or limits_of(engine, device).tokens(context)
+    tokens = _chunk(engine, device) or limits_of(engine, device).tokens(context)
     return tokens if row["chunked"] or not tokens else max(tokens, context)
 
 
@@ -268,9 +276,9 @@ def policy_of(engine: str, device: Device, block_tokens: int, context: int) -> P
     (True, 8192, 1024)
     """
     row, limits = _policy_row(engine), limits_of(engine, device)
-    words = {name: value for name, value in row.items() if name not in ("engines", "chunk_by_memory", "speculating")}
+    words = {name: value for name, value in row.items() if name not in _BY_DEVICE}
     words["overshoots"] = re.fullmatch(row.get("overshoots", ""), engine) is not None
-    tokens = _chunk(row, device) or limits.tokens(context) or context
+    tokens = _chunk(engine, device) or limits.tokens(context) or context
     return Policy(**words | {"step_tokens": tokens, "max_sequences": limits.sequences, "block_tokens": block_tokens})
 
 

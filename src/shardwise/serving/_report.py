@@ -18,10 +18,11 @@ from shardwise.serving._batch import BatchCost, evaluate, request_seconds
 from shardwise.serving._cache import keeps_states
 from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of, held_tokens, most_requests, state_blocks
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
-from shardwise.serving._memory import StageBytes, memory_share
+from shardwise.serving._memory import StageBytes
 from shardwise.serving._options import ServingOptions
 from shardwise.serving._sizes import sizes_of
 from shardwise.serving._stated_cache import overstated, states_bytes
+from shardwise.serving._static_share import memory_share
 from shardwise.serving._step import StepCost
 from shardwise.units import show_bytes, show_seconds
 
