@@ -144,6 +144,13 @@ def test_a_search_is_solved_for_what_it_is_given(name: str) -> None:
     assert run("plan", *asked, "--solve", "tp").status == 2
 
 
+def test_a_search_that_finds_nothing_says_what_legal_plans_lack() -> None:
+    """Where memory rejects all that is legal the reason is memory, however many more plans a law refuses."""
+    words = "plan train qwen3-8b --on 3xl40s --global-batch 12 --vary seq_len=1024 --json"
+    problem = run(*words.split()).tree["rows"][0]["problem"]
+    assert "more memory than a device has" in problem and "--precision bf16-pure fits" in problem
+
+
 def test_a_search_finds_the_fewest_devices() -> None:
     """With half of them no plan fits, and the number before --on is the most that are tried."""
     words = ("plan", "train", "llama-3.1-8b", "--global-batch", "16")

@@ -160,8 +160,8 @@ def solved(inputs: Inputs, width: int) -> Answer:
         points_table(made, _near(points, best, field), inputs, (field,))
         if best is not None:
             made.blank()
-            found = {**questions.degrees([field]), **_typed(questions, field, best)}
-            command_lines(made, "AGAIN", again(inputs, {"solve": None, **found}))
+            solved_values = {**questions.degrees([field]), **_typed(questions, field, best)}
+            command_lines(made, "AGAIN", again(inputs, {"solve": None, **solved_values}))
         return made
 
     def draw() -> Figure:
