@@ -34,6 +34,10 @@ from shardwise.serving.load import limits_of, policy_of
         ({"engine": "vllm", "engine_version": "0.11.0", "notes": "sampler=flashinfer"}, "h100-sxm-80gb", "vllm-0.11"),
         ({"engine": "vllm", "engine_version": "0.10.1", "notes": "sampler=flashinfer"}, "h100-sxm-80gb",
          "vllm-0.10-flashinfer"),
+        ({"engine": "vllm", "engine_version": "0.8.4", "notes": "sampler=flashinfer"}, "h100-sxm-80gb",
+         "vllm-0.8.4-flashinfer"),
+        ({"engine": "vllm", "engine_version": "0.8.5", "notes": "sampler=sorting"}, "a100-sxm-80gb",
+         "vllm-0.8.5-sorting"),
         ({"engine": "vllm", "engine_version": "0.12.0", "notes": "sampler=flashinfer"}, "h100-sxm-80gb",
          "vllm-0.13-flashinfer"),
         ({"engine": "vllm", "engine_version": "0.14.0", "notes": "sampler=flashinfer"}, "h100-sxm-80gb",
@@ -152,6 +156,18 @@ def test_the_first_releases_of_v1_asked_for_the_name_of_the_device(
         steps = [8192, 16384] if sequences == 1024 else [2048, 8192]
         assert [one.step_tokens for one in found] == steps, name
         assert {one.sequences for one in found} == {sequences}, name
+
+
+@pytest.mark.parametrize("sampler", ["sorting", "flashinfer"])
+@pytest.mark.parametrize("release", ["0.8.4", "0.8.5"])
+def test_what_samples_changes_no_limit_of_a_release(release: str, sampler: str) -> None:
+    """A100-80GB ran 2,048 tokens and 256 sequences in 0.8.4, four times as many in 0.8.5, whatever samples."""
+    device = find_device("a100-sxm-80gb").device
+    names = [f"vllm-{release}", f"vllm-{release}-{sampler}"]
+    alone, sampled = ([limits_of(name, device, one) for one in (False, True)] for name in names)
+    assert sampled == alone
+    assert policy_of(names[1], device, 16, 8192) == policy_of(names[0], device, 16, 8192)
+    assert alone[0].step_tokens == (2048 if release == "0.8.4" else 8192)
 
 
 @pytest.mark.parametrize(
