@@ -11,6 +11,7 @@ from shardwise.records import dataclass
 from shardwise.search._load_bounds import first_tokens, least
 from shardwise.search._load_groups import FEW, LoadGroup, LoadSearch
 from shardwise.search._result import FrontPoint
+from shardwise.serving.load import even_share
 
 # Shares of the capacity at which the front is drawn.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -65,12 +66,13 @@ def front_of(search: LoadSearch) -> tuple[FrontPoint, ...]:
     groups, beaten = search.groups, _Beaten()
     # The fastest that users of each layout can be.
     users = [1 / np.maximum(group.empty.tpot_seconds, 1e-9) for group in groups if group.form is not None]
+    even = [even_share(group.form) for group in groups if group.form is not None]
     for number, share in enumerate(_SHARES):
-        bounds = iter(users)
+        bounds = zip(users, even, strict=True)
         for index, group in enumerate(groups):
             if group.form is None:
                 continue
-            unbeaten = _at(search, (index, number), share, (next(bounds), beaten))
+            unbeaten = _at(search, (index, number), share, (*next(bounds), beaten))
             beaten.add(unbeaten)
             points += unbeaten
     front, most = [], 0.0
@@ -84,9 +86,9 @@ def front_of(search: LoadSearch) -> tuple[FrontPoint, ...]:
     return tuple(front)
 
 
-def _at(search: LoadSearch, place: tuple[int, int], share: float, known: tuple[Any, _Beaten]) -> list[_Point]:
+def _at(search: LoadSearch, place: tuple[int, int], share: float, known: tuple[Any, Any, _Beaten]) -> list[_Point]:
     """Return the layouts of a group at a share that keep the limits and may not be beaten; `known` users are noted."""
-    (index, number), (users, beaten), group = place, known, search.groups[place[0]]
+    (index, number), (users, even, beaten), group = place, known, search.groups[place[0]]
     form, many = group.form, np.array([int(plan.dp) for plan in group.plans])
     if form is None:
         raise LookupError(group)
@@ -101,7 +103,7 @@ def _at(search: LoadSearch, place: tuple[int, int], share: float, known: tuple[A
     steady = part.form.at(rate[rows]) if part.form else part.empty
     kept = np.isfinite(steady.ttft_seconds)  # some take longer than numbers hold
     # No simulation confirms a point.
-    kept &= share <= form.batches.even_share(group.policy, form.moments.overlap)[rows]
+    kept &= share <= even[rows]
     for limit in search.options.limits:
         kept &= least(steady, part.empty, limit) * search.margin(group.case, limit) <= limit.seconds
         if limit.metric == "tpot":  # the floor of a median is far below it under load: what a point says keeps it too

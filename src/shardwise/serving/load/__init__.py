@@ -11,6 +11,7 @@ from shardwise.serving.load._autoscale import SIGNALS, Autoscale
 from shardwise.serving.load._bands import HEADLINES, around, band_of_parts, parts_of, with_tail
 from shardwise.serving.load._batches import batches_of, groups_of, lanes_of, most_running, workers_of
 from shardwise.serving.load._clients import think_of
+from shardwise.serving.load._even import even_share
 from shardwise.serving.load._explain import OPENED, explain
 from shardwise.serving.load._fleet import Transfer
 from shardwise.serving.load._means import Steady, early_first_token, handed_over

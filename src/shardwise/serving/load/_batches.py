@@ -24,11 +24,6 @@ _MOST_OF = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.594)
 _FEWEST = 0.8
 # Answers are taken as equal from this overlap on (`LengthMoments.overlap`).
 EQUAL = 0.999
-# Shares of the capacity up to which batches of a pipeline have as many sequences each as the closed form says: where
-# none is scheduled ahead, of equal answers, of others. Beyond that the one whose steps are longest keeps who comes in
-# them, until it has most of all sequences. Simulated with Llama-3.1-8B in 2 and 4 stages, and 19 pipelines at random,
-# 2026-12-01: SGLang and TensorRT-LLM took 1.0 of the time per token at 30 %, and 0.2 to 1.0 at 50.
-_EVEN_SHARES = (0.3, 0.5, 0.8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +56,6 @@ class Batches:
     def one_list(self, policy: Policy) -> Any:
         """Return the batches of a pipeline for whose places all requests wait in one list: [layout]."""
         return self.lanes if policy.shared_waiting else 1.0 + 0 * self.lanes
-
-    def even_share(self, policy: Policy, overlap: float) -> Any:
-        """Return the share of the capacity up to which the closed form knows what runs in each batch: [layout].
-
-        >>> from shardwise.hardware import find_device
-        >>> from shardwise.serving._policy import policy_of
-        >>> policy = policy_of("sglang", find_device("h100-sxm-80gb").device, 16, 8192)
-        >>> batches_of([Plan(tp=4), Plan(pp=4)], False).even_share(policy, 0.2).tolist()
-        [1.0, 0.3]
-        """
-        unlike = _EVEN_SHARES[1 if overlap > EQUAL else 2]
-        piped = unlike if policy.batches_ahead else _EVEN_SHARES[0]
-        return np.where(self.piped[:, 0] & policy.shared_waiting, piped, 1.0)
 
     @property
     def any(self) -> bool:

@@ -24,6 +24,7 @@ from shardwise.serving.load._api_server import server_notes, server_waits
 from shardwise.serving.load._autoscale import Autoscaler, scaling_problems
 from shardwise.serving.load._batches import groups_of
 from shardwise.serving.load._clients import client_note
+from shardwise.serving.load._even import gathering_notes
 from shardwise.serving.load._fleet import Fleet, Pool, Router, Transfer, attention_groups
 from shardwise.serving.load._forms import replicas_of
 from shardwise.serving.load._means import Steady
@@ -321,6 +322,8 @@ def _notes_of(pool: Pool, workload: Workload, options: LoadOptions) -> list[str]
         mean = round(pool.form.moments.context)
         room = f"requests of {mean:,} tokens hold {pool.cache_tokens:,.0f} together"
         notes.append(f"cache: {room}; windows and states do not grow with them")
+    if workload.arrivals.kind in ("poisson", "constant", "gamma"):
+        notes += gathering_notes(pool.form, pool.many)
     return notes
 
 
