@@ -107,8 +107,7 @@ class InferReport(Card):
         A batch fits where the engine's cache holds its tokens; without a cache of tokens nothing is published, and the
         answer is as certain as its bytes.
         """
-        used = self.kv_cache_bytes_per_gpu
-        if not used or not self.kv_cache_budget_bytes_per_gpu:
+        if not self.kv_cache_bytes_per_gpu or not self.kv_cache_budget_bytes_per_gpu:
             return float(self.fits)
         tight = min(self.on_devices, key=lambda m: m.most_beside - m.beside_cache)
         room = tight.most_beside / tight.beside_cache
