@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # A batch that has gathered sequences is told from one that has as many as others where a cycle is so much longer.
 _CLEARLY = 1.1
 # The share of the rate from which they gather up to which numbers that spread do not. Of 27 points that this leaves of
-# 38 pipelines of SGLang and TensorRT-LLM at random (2 to 8 stages, six models, 2026-12-01) time per token is within
+# 32 pipelines of SGLang and TensorRT-LLM at random (2 to 8 stages, six models, 2026-12-01) time per token is within
 # 10 % of the simulation in 23; of 53 up to the rate itself in 38.
 _ROOM = 0.75
 # Shares of the capacity up to which batches that are made ahead are even: of equal answers, of others. Simulated with
