@@ -65,7 +65,7 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
         micro_batch=_micro_batch(record, framework, pp, max(record.whole("num_gpus") // (tp * cp * pp), 1)),
         sequence_parallel=_sequence_parallel(record, framework, tp, experts),
         schedule=_schedule(record, vpp),
-        cp_kind=_cp_kind(record, cp),
+        cp_kind=_cp_kind(record, framework, cp),
         sharding=_sharding(record, framework, experts),
         offload=_offload(record, framework),
     )
@@ -179,12 +179,16 @@ def _sequence_parallel(record: Record, framework: Framework, tp: int, experts: b
     return framework.sequence_parallel or (experts and tp > 1)
 
 
-def _cp_kind(record: Record, cp: int) -> ContextKind:
+def _cp_kind(record: Record, framework: Framework, cp: int) -> ContextKind:
+    """Return how ranks exchange keys and values: as stated, or the first kind that the row's framework runs."""
     word = record.text("cp_kind")
+    own = find_stack(framework.stack).runs.cp_kind if framework.stack and cp > 1 and not word else ()
+    if own and own[0] != "ring":
+        record.assume(f"cp_kind: not stated: {own[0]}, which {framework.stack} runs")
+        return cast(ContextKind, own[0])
     if cp > 1 and not word:
         record.rule_value("cp_kind")
-    kind = words("cp_kind").get(word or "ring")
-    if kind is None:
+    if (kind := words("cp_kind").get(word or "ring")) is None:
         raise refuse("cp_kind", word, "is not a known kind")
     return cast(ContextKind, kind)
 
