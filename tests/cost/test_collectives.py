@@ -113,8 +113,9 @@ def test_messages_of_middling_size_pay_for_the_protocol() -> None:
 
 
 def test_generic_links_say_so() -> None:
-    """Links of a device that was not measured are an assumption that is stated."""
-    assert net(device="gaudi2", imposed=Efficiencies()).assumptions
+    """Links of a device that was not measured are an assumption that is stated, of a family with products too."""
+    for device in ("gaudi2", "tpu-v5p", "mi250"):
+        assert net(device=device, imposed=Efficiencies()).assumptions
     assert not net(imposed=Efficiencies()).assumptions
 
 

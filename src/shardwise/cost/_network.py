@@ -185,8 +185,9 @@ def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> NetworkLink[
 def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
     """Return the achieved rates of a cluster's tiers, as named numbers."""
     links = tuple(link_of(cluster, tier, imposed) for tier in cluster.tiers)
-    generic = family_of(cluster.device) == "generic" and cluster.num_devices > 1  # one alone sends nothing
-    notes = ("links use generic efficiencies",) if generic else ()
+    families = constants().families
+    generic = families[family_of(cluster.device)].fast == families["generic"].fast and cluster.num_devices > 1
+    notes = ("links use generic efficiencies",) if generic else ()  # one alone sends nothing
     return Network(links=links, assumptions=notes)
 
 
