@@ -254,7 +254,7 @@ def test_rates_explain_where_they_come_from() -> None:
         ("mi355x", "cdna4"),
         ("apple-m5-max-40core", "apple-m4"),
         ("apple-m3-ultra-80core", "generic"),
-        ("gaudi2", "generic"),
+        ("gaudi2", "gaudi"),
     ],
 )
 def test_devices_find_their_family(device: str, family: str) -> None:
