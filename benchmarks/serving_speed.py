@@ -94,7 +94,7 @@ def searched() -> int:
     )  # fmt: skip
     list(candidates(found))
     front_of(found)
-    rejected_of(found, 0, answered=True)
+    rejected_of(found, 0, answered=True, wider=(0, 0))
     return sum(len(group.plans) + group.short for group in found.groups)
 
 
