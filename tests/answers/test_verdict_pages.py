@@ -81,12 +81,27 @@ def test_a_model_too_large_for_a_device_is_split(words: tuple[str, ...], says: s
     ("words", "status", "plan", "why"),
     [
         ("infer llama-3.1-8b --on 4xh100", 0, (1, 1, 4), ""),
-        ("infer llama-3.1-70b --on 8xh100", 0, (4, 1, 2), "tp 4: the fewest devices that hold a replica with a chance"),
-        ("infer deepseek-v3 --on 16xh200", 0, (8, 1, 2), "tp 8: the fewest devices that hold a replica with a chance"),
+        (
+            "infer llama-3.1-70b --on 8xh100",
+            0,
+            (4, 1, 2),
+            "tp 4: the fewest devices that hold a replica with the chance",
+        ),
+        (
+            "infer deepseek-v3 --on 16xh200",
+            0,
+            (8, 1, 2),
+            "tp 8: the fewest devices that hold a replica with the chance",
+        ),
         ("infer llama-3.1-405b --on 16xa100", 0, (8, 2, 1), "tp 8, pp 2: the fewest devices"),
         ("infer llama-3.1-405b --on 2xa100", 1, (2, 1, 1), "tp 2: the widest replica, which the devices do not hold"),
         ("infer phi-4 --on 4xt4", 0, (2, 2, 1), "tp 2, pp 2: the fewest devices"),
-        ("infer llama-3.1-70b --on 3xh100", 0, (1, 3, 1), "pp 3: the fewest devices that hold a replica with a chance"),
+        (
+            "infer llama-3.1-70b --on 3xh100",
+            0,
+            (1, 3, 1),
+            "pp 3: the fewest devices that hold a replica with the chance",
+        ),
         ("infer llama-3.1-70b --on 6xa100-40gb", 0, (2, 3, 1), "tp 2, pp 3: the fewest devices"),
         ("infer llama-3.1-405b --on 12xh200", 0, (4, 3, 1), "tp 4, pp 3: the fewest devices"),
         ("infer llama-3.1-405b --on 3x8xh100", 0, (8, 3, 1), "tp 8, pp 3: the fewest devices"),
@@ -113,6 +128,12 @@ def test_values_of_one_question_have_one_layout() -> None:
         row["fits"]
         for row in run(*shlex.split("infer llama-3.1-70b --on 8xh100 --vary batch=1,1024 --json")).tree["rows"]
     ] == [True, False]
+
+
+def test_a_replica_is_chosen_for_the_chance_that_is_wanted() -> None:
+    """The note names --risk beside the usual chance, since the larger of both was asked of the replica."""
+    done = run("infer", "llama-3.1-70b", "--on", "8xh100", "--risk", "97%")
+    assert "with the chance of --risk, 90% at least" in " ".join(done.out.split())
 
 
 @pytest.mark.parametrize("words", ["llama-3.1-8b --on 4xh100 --input-tokens 1024", "gemma-2-9b --on 4xrtx-4090"])

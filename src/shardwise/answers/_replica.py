@@ -15,8 +15,8 @@ from shardwise.serving import InferReport
 SPLITS = (*DEGREES, "layout", "order", "fast", "stage_layers", "prefill_workers", "gpu_layers", "cpu_experts", "host")
 """Flags that say how a replica is split."""
 NOTES = (
-    "the fewest devices that hold a replica with a chance of 90%",
-    "the fewest devices that hold a replica, with a chance below 90%",
+    f"the fewest devices that hold a replica with the chance of --risk, {WANTED_CHANCE:.0%} at least",
+    f"the fewest devices that hold a replica, with a chance below --risk or {WANTED_CHANCE:.0%}",
     "the widest replica, which the devices do not hold either",
 )
 """Why a replica is as wide as it is."""

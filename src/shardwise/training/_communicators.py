@@ -9,7 +9,7 @@ from shardwise.training._sizes import PlanSizes
 
 _NEIGHBOURS = 2
 """The stages next to one of a pipeline."""
-_EIGHT = 8
+_MEASURED_NODE = 8
 """The largest node of which it is measured what an all-to-all leaves behind."""
 
 
@@ -42,5 +42,5 @@ def _peers(stack: Stack, cluster: Cluster, sizes: PlanSizes[X]) -> X:
     stages = above(ranks, node, zero, minimum(sizes.pp - 1, _NEIGHBOURS))
     if stack.dispatch != "all-to-all":
         return stages
-    experts = above(sizes.ep * sizes.etp, node, zero, minimum(sizes.ep - 1, _EIGHT - 1))
+    experts = above(sizes.ep * sizes.etp, node, zero, minimum(sizes.ep - 1, _MEASURED_NODE - 1))
     return stages + experts
